@@ -12,7 +12,8 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from support.builder_calls import ROOTED, assert_right, call_on_integers
 from support.deadlines import DEADLINE_S
-from support.harness import LocalRanks, call_of
+from support.harness import call_of
+from support.ranks import LocalRanks
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from support import covering
 from support.deadlines import DEADLINE_S
-from support.harness import LocalRanks, call_of
+from support.harness import call_of
+from support.ranks import LocalRanks
 
 from unisono.algorithms.builders.chain import broadcast_chain
 from unisono.algorithms.catalogue.algorithm import Algorithm

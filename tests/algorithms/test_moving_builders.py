@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.builder_calls import ROOTED, call_on_integers, check_all
 from support.covering import pairwise
-from support.harness import LocalRanks
+from support.ranks import LocalRanks
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find

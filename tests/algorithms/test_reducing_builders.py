@@ -13,7 +13,8 @@ import pytest
 from support.builder_calls import REDUCING, ROOTED, call_on_integers, check_all
 from support.covering import pairwise
 from support.deadlines import DEADLINE_S
-from support.harness import LocalRanks, call_of
+from support.harness import call_of
+from support.ranks import LocalRanks
 
 from unisono.algorithms.builders.folding import fold
 from unisono.algorithms.builders.in_order_tree import in_order_height, in_order_node, in_order_top

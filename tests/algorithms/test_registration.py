@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.harness import LocalRanks, make_call
+from support.harness import make_call
+from support.ranks import LocalRanks
 
 import unisono as un
 from unisono.algorithms.builders.arguments import needs_power_of_two

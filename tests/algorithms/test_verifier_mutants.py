@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 from support.builder_calls import ROOTED, assert_right, call_on_integers
-from support.harness import LocalRanks
 from support.plan_edits import changed, flat_plans, groups_of, with_groups, with_step
+from support.ranks import LocalRanks
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.hosts import PrefixedJob
 from support.programs import by_variables
+from support.ranks import Job, Prefixed
 from support.refused_calls import refused
 
 import unisono as un
@@ -104,12 +104,12 @@ def test_ranks_without_a_system_facility_behave_as_documented(tmp_path: Path, na
             assert process.returncode == 1, process
             assert process.stderr.splitlines()[-1].startswith("unisono.errors."), process.stderr
         return
-    with PrefixedJob(use_everything, [runnable(words)] * 2, tmp_path, timeout_s=DEADLINE_S) as job:
+    with Job(use_everything, Prefixed([runnable(words)] * 2), tmp_path, timeout_s=DEADLINE_S) as job:
         assert job.hear_all() == [({transports[check.messages]}, check.memory)] * 2
 
 
 def test_ranks_share_memory_where_the_system_does_not_overcommit(tmp_path: Path) -> None:
-    with PrefixedJob(use_everything, [runnable(STRICT)] * 2, tmp_path, timeout_s=DEADLINE_S) as job:
+    with Job(use_everything, Prefixed([runnable(STRICT)] * 2), tmp_path, timeout_s=DEADLINE_S) as job:
         assert job.hear_all() == [({"shm"}, SHARED)] * 2
 
 

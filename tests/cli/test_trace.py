@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.commands import unisono
-from support.hosts import PrefixedJob, needs_namespaces
+from support.hosts import needs_namespaces
+from support.ranks import Job, Prefixed
 
 import unisono as un
 from unisono.bench.namespaces import SUBNET, inside, network
@@ -124,7 +125,7 @@ def test_ranks_on_hosts_with_other_clocks_are_aligned(tmp_path: Path) -> None:
     with network(2) as hosts:
         prefixes = [inside(hosts[0]), [*inside(hosts[1]), *f"unshare -T --fork --monotonic {AHEAD_S}".split()]]
         options = {"bind_address": SUBNET}
-        with PrefixedJob(call_together, prefixes, tmp_path, str(tmp_path), **options) as job:
+        with Job(call_together, Prefixed(prefixes), tmp_path, str(tmp_path), **options) as job:
             assert job.hear_all() == ["done"] * 2
     merged = unisono("trace", "merge", ".", folder=tmp_path)
     assert "the clocks of the hosts are aligned to" in merged.stdout

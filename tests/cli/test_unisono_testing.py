@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support.faulty_backends import Broken, other_element
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
 from support.programs import by_launcher
+from support.ranks import LocalRanks, start_ranks
 
 import unisono as un
 from unisono.cli.main import main
-from unisono.collectives.calls.planning import HostLayout
 from unisono.testing import Case, CheckError, Summary, check_case
 from unisono.testing.cases import BY_FUNCTION, METHODS, random_case
 from unisono.testing.differences import difference, ulps
@@ -38,7 +36,7 @@ def judge(world: Any, cases: int, seed: int) -> Summary:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_check_collectives_passes_a_correct_communicator(size: int, transport: str) -> None:
-    with NativeRanks(size, transport) as ranks:
+    with start_ranks(size, transport) as ranks:
         summaries = ranks.run_calls(judge, CASES, size)
     assert summaries == [summaries[0]] * size
     assert sum(summaries[0].cases.values()) == CASES
@@ -46,15 +44,9 @@ def test_check_collectives_passes_a_correct_communicator(size: int, transport: s
     assert sum(summaries[0].refused.values()) < CASES / 2
 
 
-def judge_generic(executor: Any) -> Summary:
-    place = HostLayout((tuple(range(executor.size)),), "local")
-    with un.Communicator(executor, place, un.Options()) as world:
-        return judge(world, 60, 3)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_check_collectives_passes_the_generic_executor(size: int) -> None:
-    assert sum(LocalRanks(size, 8).run(judge_generic)[0].cases.values()) == 60
+    assert sum(LocalRanks(size, 8).run_calls(judge, 60, 3)[0].cases.values()) == 60
 
 
 def judge_parts(world: un.Communicator) -> tuple[Summary, Summary, list[tuple[int, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.harness import LocalRanks
-from support.native_ranks import Job, NativeRanks
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.dtypes import DTYPES
 from unisono.transports.contracts.executor import Message
 from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
-from unisono.transports.message.faulty import Faults
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 SIZE, TAGS, WAIT_S = 3, 3, 60.0
 INT64 = DTYPES["int64"]
 
-EXECUTORS: dict[str, Any] = {
-    "local, rendezvous": lambda: LocalRanks(SIZE),
-    "local, buffered": lambda: LocalRanks(SIZE, capacity=2),
-    "local, delayed": lambda: LocalRanks(SIZE, capacity=2, faults=Faults(seed=5, delay=0.4)),
-    "shm": lambda: NativeRanks(SIZE, "shm"),
-    "tcp": lambda: NativeRanks(SIZE, "tcp"),
-}
+EXECUTORS = ("generic", "generic, buffered", "generic, delayed", "shm", "tcp")
 
 # The messages of each sending rank, as a list of their tags in order.
 Sent = list[list[int]]
@@ -39,20 +31,8 @@ Sent = list[list[int]]
 Wanted = tuple[int | None, int | None]
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made = EXECUTORS[request.param]()
-    if isinstance(made, LocalRanks):
-        yield made
-    else:
-        with made:
-            yield made
-
-
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def four(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(4, request.param) as started:
-        yield started
+ranks = ranks_fixture(*[(SIZE, kind) for kind in EXECUTORS])
+four = ranks_fixture((4, "shm"), (4, "tcp"))
 
 
 # --- the model -----------------------------------------------------------------------------------------------------
@@ -236,7 +216,7 @@ def serve_numbers(world: un.Communicator, tasks: int) -> Any:
     return total
 
 
-def test_any_source_receive_serves_a_task_queue(four: NativeRanks) -> None:
+def test_any_source_receive_serves_a_task_queue(four: Ranks) -> None:
     assert four.run_calls(serve_numbers, 30)[0] == sum(i * i for i in range(31))
 
 
@@ -251,7 +231,7 @@ def gather_by_works(world: un.Communicator) -> Any:
     return sorted(arrays)
 
 
-def test_recv_from_any_source_returns_a_work_when_not_waiting(four: NativeRanks) -> None:
+def test_recv_from_any_source_returns_a_work_when_not_waiting(four: Ranks) -> None:
     assert four.run_calls(gather_by_works)[0] == [[1] * 4, [2] * 4, [3] * 4]
 
 
@@ -272,7 +252,7 @@ def probe_until_found(world: un.Communicator) -> Any:
     return result
 
 
-def test_iprobe_finds_an_arrived_message(four: NativeRanks) -> None:
+def test_iprobe_finds_an_arrived_message(four: Ranks) -> None:
     assert four.run_calls(probe_until_found) == [Message(3, 4, "float32", 70_000), None, None, None]
 
 
@@ -287,7 +267,7 @@ def object_before_array(world: un.Communicator) -> Any:
     return int(x[0]), world.recv_object(1, tag=2)
 
 
-def test_any_source_receive_of_an_array_skips_objects(four: NativeRanks) -> None:
+def test_any_source_receive_of_an_array_skips_objects(four: Ranks) -> None:
     assert four.run_calls(object_before_array)[0] == (8, "small")
 
 
@@ -306,7 +286,7 @@ def refused(world: un.Communicator) -> list[str]:
     return said
 
 
-def test_wrong_recv_and_probe_calls_are_refused(four: NativeRanks) -> None:
+def test_wrong_recv_and_probe_calls_are_refused(four: Ranks) -> None:
     texts = four.run_calls(refused)[3]
     for text, expected in zip(
         texts,

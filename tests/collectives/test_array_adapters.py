@@ -26,7 +26,7 @@ from support.array_kinds import (
     WithDlpack,
 )
 from support.collective_calls import COLLECTIVES, cases
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 from unisono.collectives.arrays import adapters
@@ -47,10 +47,7 @@ def alone() -> Iterator[un.Communicator]:
             yield world
 
 
-@pytest.fixture(scope="module", params=[(2, "shm"), (3, "tcp")], ids=lambda param: f"{param[0]} ranks, {param[1]}")
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(*request.param) as started:
-        yield started
+ranks = ranks_fixture((2, "shm"), (3, "tcp"))
 
 
 # --- every kind in every collective --------------------------------------------------------------------------------
@@ -86,7 +83,7 @@ def call_in_kind(world: un.Communicator, case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", INSTALLED)
 @settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
-def test_every_array_library_gives_numpy_results_in_every_collective(ranks: NativeRanks, name: str, data: Any) -> None:
+def test_every_array_library_gives_numpy_results_in_every_collective(ranks: Ranks, name: str, data: Any) -> None:
     kind = KINDS[name]
     case = replace(data.draw(st.sampled_from(COLLECTIVES).flatmap(cases)), algorithm=None)
     if case.dtype not in kind.dtypes:
@@ -122,7 +119,7 @@ def message_in_kind(world: un.Communicator, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_arrays_of_every_library_are_sent_and_received(ranks: NativeRanks, name: str) -> None:
+def test_arrays_of_every_library_are_sent_and_received(ranks: Ranks, name: str) -> None:
     expected = [[[(rank - 1) % ranks.size + 1] * 3] * 2 for rank in range(ranks.size)]
     assert ranks.run_calls(message_in_kind, name) == expected
 
@@ -135,7 +132,7 @@ def kinds_mixed(world: un.Communicator) -> Any:
     return type(result).__name__, result.tolist(), np.frombuffer(out).tolist()
 
 
-def test_ranks_may_pass_arrays_of_different_libraries(ranks: NativeRanks) -> None:
+def test_ranks_may_pass_arrays_of_different_libraries(ranks: Ranks) -> None:
     size = ranks.size
     expected = ("ndarray", [1.0, size - 1.0], [size * 1.0, size * (size - 1) / 2])
     assert ranks.run_calls(kinds_mixed) == [expected] * size

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.collectives.bootstrap import bridge
@@ -25,10 +25,7 @@ from unisono.transports.rendezvous.tcp_store import TcpStore
 Say = Callable[[Any], None]
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def five(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(5, request.param) as started:
-        yield started
+five = ranks_fixture((5, "shm"), (5, "tcp"))
 
 
 def text_of(call: Callable[[], Any]) -> str:
@@ -61,7 +58,7 @@ def meet_twice(world: un.Communicator) -> list[Any]:
     return results
 
 
-def test_two_jobs_meet_again_and_again_and_call_together(five: NativeRanks) -> None:
+def test_two_jobs_meet_again_and_again_and_call_together(five: Ranks) -> None:
     first, second = (0, 1), (2, 3, 4)
     for rank, (*meetings, own_size) in enumerate(five.run_calls(meet_twice)):
         is_first = rank in first
@@ -82,7 +79,7 @@ def meet_two_others(world: un.Communicator) -> list[int]:
     return sizes
 
 
-def test_jobs_that_connect_at_the_same_time_are_accepted_one_after_the_other(five: NativeRanks) -> None:
+def test_jobs_that_connect_at_the_same_time_are_accepted_one_after_the_other(five: Ranks) -> None:
     assert five.run_calls(meet_two_others) == [[3, 3], [3], [3], [3], [3]]
 
 
@@ -97,7 +94,7 @@ def accept_late(world: un.Communicator) -> tuple[str, int]:
             return text, int(bridge.union.allreduce(np.array(1)))
 
 
-def test_port_in_vain_is_an_error_of_every_rank_and_accepts_later(five: NativeRanks) -> None:
+def test_port_in_vain_is_an_error_of_every_rank_and_accepts_later(five: Ranks) -> None:
     for rank, (text, size) in enumerate(five.run_calls(accept_late)):
         assert size == 5
         assert ("RendezvousError" in text and "no job connected to this port in time" in text) == (rank < 2)
@@ -121,7 +118,7 @@ def connect_wrongly(world: un.Communicator) -> list[str]:
     return texts
 
 
-def test_wrong_use_of_ports_is_a_typed_error_and_the_jobs_go_on(five: NativeRanks) -> None:
+def test_wrong_use_of_ports_is_a_typed_error_and_the_jobs_go_on(five: Ranks) -> None:
     accepting, connecting = (five.run_calls(connect_wrongly)[ranks] for ranks in (slice(2), slice(2, 5)))
     assert all("UsageError" in text and "this port is closed" in text for (text,) in accepting)
     for *wrong, closed, mismatch, timeout in connecting:
@@ -161,7 +158,7 @@ def accept_strangers(world: un.Communicator) -> list[str]:
     return texts
 
 
-def test_stranger_at_a_port_is_an_error_of_every_rank(five: NativeRanks) -> None:
+def test_stranger_at_a_port_is_an_error_of_every_rank(five: Ranks) -> None:
     accepting, connecting = (five.run_calls(accept_strangers)[ranks] for ranks in (slice(2), slice(2, 5)))
     for texts in accepting:
         assert len(texts) == len(PLANTED)

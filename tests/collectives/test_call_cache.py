@@ -7,23 +7,20 @@ and then a call that differs in one argument only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 
 SHAPE = (2, 3)
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, request.param) as started:
-        yield started
+ranks = ranks_fixture((2, "shm"), (2, "tcp"))
 
 
 def x_of(rank: int, dtype: str = "float64", order: Any = "C") -> Any:
@@ -120,16 +117,16 @@ def changed_root(world: un.Communicator) -> None:
 
 
 @pytest.mark.parametrize("argument", CHANGED_ALLREDUCES)
-def test_repeated_call_with_another_argument_gives_its_own_result(ranks: NativeRanks, argument: str) -> None:
+def test_repeated_call_with_another_argument_gives_its_own_result(ranks: Ranks, argument: str) -> None:
     ranks.run_calls(changed_allreduce, argument)
 
 
 @pytest.mark.parametrize("argument", REFUSED_ALLREDUCES)
-def test_repeated_call_with_a_wrong_argument_is_refused(ranks: NativeRanks, argument: str) -> None:
+def test_repeated_call_with_a_wrong_argument_is_refused(ranks: Ranks, argument: str) -> None:
     ranks.run_calls(refused_allreduce, argument)
 
 
-def test_repeated_broadcast_from_another_root_gives_its_elements(ranks: NativeRanks) -> None:
+def test_repeated_broadcast_from_another_root_gives_its_elements(ranks: Ranks) -> None:
     ranks.run_calls(changed_root)
 
 
@@ -152,7 +149,7 @@ def frames_of_calls(world: un.Communicator) -> list[int]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def test_first_call_of_a_shape_runs_few_python_frames_and_the_second_runs_none(ranks: NativeRanks) -> None:
+def test_first_call_of_a_shape_runs_few_python_frames_and_the_second_runs_none(ranks: Ranks) -> None:
     for first, second in ranks.run_calls(frames_of_calls):
         assert 0 < first <= MOST_FRAMES_OF_A_FIRST_CALL
         assert second == 0

@@ -15,11 +15,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, precondition, rule, run_state_machine_as_test
 from support.collective_calls import COLLECTIVES, cases
-from support.harness import LocalRanks
 from support.programs import by_launcher
+from support.ranks import LocalRanks
 
 import unisono as un
-from unisono.collectives.calls.planning import HostLayout
 from unisono.testing import Again, Case, CheckError, Make, Program, Step, Together, Wait, WaitForAny, check_program
 from unisono.testing.cases import MESSAGES, OBJECTS, TAGS
 from unisono.testing.judges import BRIEF_S, Judges, RanksFailure, while_searching
@@ -156,15 +155,10 @@ class Threads:
         self._ranks = LocalRanks(size, 8)
 
     def check(self, program: Program) -> None:
-        self._ranks.run(run_on_executor, program)
+        self._ranks.run_calls(check_program, program)
 
     def close(self) -> None:
         pass
-
-
-def run_on_executor(executor: Any, program: Program) -> None:
-    with un.Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), un.Options()) as world:
-        check_program(world, program)
 
 
 RANKS = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 
@@ -18,10 +17,7 @@ MEMORY = np.zeros(24)
 BOTH = np.zeros((6, 2))
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def three(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(SIZE, request.param) as started:
-        yield started
+three = ranks_fixture((SIZE, "shm"), (SIZE, "tcp"))
 
 
 # The last rank makes these wrong calls.
@@ -87,7 +83,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, bool, float]
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_collective_is_refused_locally_and_later_calls_work(three: NativeRanks, what: str) -> None:
+def test_wrong_collective_is_refused_locally_and_later_calls_work(three: Ranks, what: str) -> None:
     *others, last = three.run_calls(err_then_go_on, what)
     assert others == [("", True, 3.0)] * 2
     assert last == ("NoAlgorithmError" if what in OF_THE_TUNER else "UsageError", True, 3.0)
@@ -112,7 +108,7 @@ def gather_in_and_out_of_place(world: un.Communicator) -> list[Any]:
     return results
 
 
-def test_repeated_call_checks_overlap_of_its_arrays_again(three: NativeRanks) -> None:
+def test_repeated_call_checks_overlap_of_its_arrays_again(three: Ranks) -> None:
     assert three.run_calls(gather_in_and_out_of_place) == [[[0.0, 1.0, 2.0]] * 4] * SIZE
 
 
@@ -122,7 +118,7 @@ def gather_in_other_orders(world: un.Communicator) -> list[Any]:
     return [world.allgather(x).tolist() for _ in range(2) for x in layouts]
 
 
-def test_gather_accepts_any_memory_order(three: NativeRanks) -> None:
+def test_gather_accepts_any_memory_order(three: Ranks) -> None:
     expected = np.concatenate([np.arange(6).reshape(2, 3) + 10 * rank for rank in range(SIZE)]).tolist()
     assert three.run_calls(gather_in_other_orders) == [[expected] * 8] * SIZE
 
@@ -131,7 +127,7 @@ def permuted_axes(world: un.Communicator) -> Any:
     return world.allreduce(np.arange(24.0).reshape(2, 3, 4).transpose(1, 0, 2))
 
 
-def test_an_array_in_neither_order_is_reduced(three: NativeRanks) -> None:
+def test_an_array_in_neither_order_is_reduced(three: Ranks) -> None:
     for result in three.run_calls(permuted_axes):
         assert result.tolist() == (SIZE * np.arange(24.0).reshape(2, 3, 4).transpose(1, 0, 2)).tolist()
 
@@ -150,7 +146,7 @@ def leave_alone(world: un.Communicator) -> tuple[Any, Any, Any]:
     return out.tolist(), gathered.tolist(), first.tolist()
 
 
-def test_out_stays_unchanged_on_ranks_without_a_result(three: NativeRanks) -> None:
+def test_out_stays_unchanged_on_ranks_without_a_result(three: Ranks) -> None:
     untouched = [-1.0] * 2, [-1.0] * 6
     assert three.run_calls(leave_alone) == [
         (*untouched, [9.0] * 2),
@@ -189,7 +185,7 @@ def exchange_other_lengths(world: un.Communicator) -> str:
 )
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_mismatch_error_shows_counts_on_which_ranks_disagree(disagree: Any, expected: str, transport: str) -> None:
-    with NativeRanks(2, transport) as ranks:
+    with start_ranks(2, transport) as ranks:
         for message in ranks.run_calls(disagree):
             assert expected in message
 
@@ -211,7 +207,7 @@ def mix_plans_and_methods(world: un.Communicator) -> list[float]:
     return results
 
 
-def test_persistent_calls_read_current_data_and_mix_with_methods(three: NativeRanks) -> None:
+def test_persistent_calls_read_current_data_and_mix_with_methods(three: Ranks) -> None:
     assert three.run_calls(mix_plans_and_methods) == [[3.0, 12.0, 3.0, 6.0, 24.0, 6.0]] * SIZE
 
 
@@ -226,7 +222,7 @@ def plan_beyond_the_end(world: un.Communicator) -> str:
 
 
 def test_persistent_call_of_a_closed_communicator_is_refused() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         assert all("is closed" in text for text in ranks.run_calls(plan_beyond_the_end))
 
 
@@ -254,7 +250,7 @@ def plan_in_a_child(world: un.Communicator) -> tuple[str, float]:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_persistent_call_in_a_forked_child_is_refused(three: NativeRanks) -> None:
+def test_persistent_call_in_a_forked_child_is_refused(three: Ranks) -> None:
     *others, last = three.run_calls(plan_in_a_child)
     assert others == [("", 3.0)] * 2
     assert "forked" in last[0]
@@ -274,7 +270,7 @@ def shift(world: un.Communicator, count: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 70_000, 8 << 20])
-def test_sendrecv_shifts_messages_of_any_length(three: NativeRanks, count: int) -> None:
+def test_sendrecv_shifts_messages_of_any_length(three: Ranks, count: int) -> None:
     assert three.run_calls(shift, count) == [[True] * SIZE] * SIZE
 
 

@@ -6,7 +6,6 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from support.covering import pairwise
 from support.deadlines import DEADLINE_S
 from support.harness import message_algorithms
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 
@@ -24,20 +23,10 @@ ALLREDUCES = message_algorithms("allreduce")
 bounded = settings(max_examples=20, deadline=None, derandomize=True)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(1, "shm"), (2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp")],
-    ids=lambda param: f"{param[0]} ranks, {param[1]}",
-)
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(*request.param) as started:
-        yield started
+ranks = ranks_fixture((1, "shm"), (2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp"))
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def four(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(4, request.param) as started:
-        yield started
+four = ranks_fixture((4, "shm"), (4, "tcp"))
 
 
 # --- allreduce -----------------------------------------------------------------------------------------------------
@@ -72,7 +61,7 @@ def sum_out_of_place(world: un.Communicator, shape: tuple[int, ...], dtype: str,
     layout=st.sampled_from(["C", "F", "strided"]),
 )
 def test_allreduce_accepts_every_shape_and_layout(
-    ranks: NativeRanks, shape: tuple[int, ...], dtype: str, layout: str
+    ranks: Ranks, shape: tuple[int, ...], dtype: str, layout: str
 ) -> None:
     expected = sum(array_of(rank, shape, "float64", "C") for rank in range(ranks.size))
     for result, is_f_contiguous in ranks.run_calls(sum_out_of_place, shape, dtype, layout):
@@ -91,7 +80,7 @@ def sum_in_place(world: un.Communicator, order: Any) -> Any:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_allreduce_writes_to_out_and_in_place(ranks: NativeRanks, order: str) -> None:
+def test_allreduce_writes_to_out_and_in_place(ranks: Ranks, order: str) -> None:
     total = ranks.size * (ranks.size + 1) / 2
     assert ranks.run_calls(sum_in_place, order) == [(total, float(ranks.size), True)] * ranks.size
 
@@ -102,7 +91,7 @@ def every_op(world: un.Communicator, algorithm: str | None) -> list[float]:
 
 
 @pytest.mark.parametrize("algorithm", [None, *ALLREDUCES])
-def test_allreduce_gives_every_op_by_every_algorithm(ranks: NativeRanks, algorithm: str | None) -> None:
+def test_allreduce_gives_every_op_by_every_algorithm(ranks: Ranks, algorithm: str | None) -> None:
     values = np.arange(ranks.size) + 1.0
     expected = [values.sum(), values.prod(), 1.0, float(ranks.size), values.mean()]
     assert ranks.run_calls(every_op, algorithm) == [expected] * ranks.size
@@ -115,7 +104,7 @@ def sum_of_many(world: un.Communicator, count: int) -> bool:
 
 
 def test_sixteen_ranks_on_few_cores_give_right_sums() -> None:
-    with NativeRanks(16, "shm") as ranks:
+    with start_ranks(16, "shm") as ranks:
         for count in (1, 256, 100_000):
             assert ranks.run_calls(sum_of_many, count) == [True] * 16
 
@@ -132,7 +121,7 @@ def broadcast_from(world: un.Communicator, root: int, dtype: str, count: int) ->
     return y, x
 
 
-def test_broadcast_from_every_root(ranks: NativeRanks) -> None:
+def test_broadcast_from_every_root(ranks: Ranks) -> None:
     dtypes = ["bool", "float8_e5m2", "complex128", "bfloat16", "int16"]
     for dtype, count, root in pairwise(dtypes, [0, 1, 70_001], range(ranks.size)):
         expected = np.full(count, root + 1).astype(dtype)
@@ -145,7 +134,7 @@ def broadcast_strided(world: un.Communicator) -> Any:
     return world.broadcast(x, world.size - 1)
 
 
-def test_broadcast_of_a_strided_view(ranks: NativeRanks) -> None:
+def test_broadcast_of_a_strided_view(ranks: Ranks) -> None:
     for result in ranks.run_calls(broadcast_strided):
         assert result.tolist() == (np.arange(12.0).reshape(3, 4)[:, ::2] * ranks.size).tolist()
 
@@ -157,7 +146,7 @@ def barrier_times(world: un.Communicator) -> tuple[float, float]:
     return began, time.monotonic()
 
 
-def test_no_rank_leaves_a_barrier_before_the_last_enters(ranks: NativeRanks) -> None:
+def test_no_rank_leaves_a_barrier_before_the_last_enters(ranks: Ranks) -> None:
     spans = ranks.run_calls(barrier_times)
     assert max(began for began, _ in spans) <= min(ended for _, ended in spans)
 
@@ -175,7 +164,7 @@ def out_of_order(world: un.Communicator) -> list[float]:
     return results
 
 
-def test_messages_are_received_by_tag_and_in_order(four: NativeRanks) -> None:
+def test_messages_are_received_by_tag_and_in_order(four: Ranks) -> None:
     assert four.run_calls(out_of_order)[-1] == [2.0, 4.0, 1.0, 3.0]
 
 
@@ -194,7 +183,7 @@ def to_and_fro(world: un.Communicator, count: int) -> bool:
 
 
 @pytest.mark.parametrize("count", [0, 1, 65_535, 65_536, 65_537, 8 << 20])
-def test_messages_of_any_length_travel_in_both_directions(four: NativeRanks, count: int) -> None:
+def test_messages_of_any_length_travel_in_both_directions(four: Ranks, count: int) -> None:
     assert four.run_calls(to_and_fro, count) == [True] * 4
 
 
@@ -204,7 +193,7 @@ def send_strided(world: un.Communicator) -> list[float]:
     return world.recv(np.zeros((2, 2), order="F"), 0).ravel().tolist() if world.rank == 1 else []
 
 
-def test_a_strided_array_is_packed_to_be_sent(four: NativeRanks) -> None:
+def test_a_strided_array_is_packed_to_be_sent(four: Ranks) -> None:
     assert four.run_calls(send_strided)[1] == [0.0, 3.0, 6.0, 9.0]
 
 
@@ -225,7 +214,7 @@ def receive_while_reducing(world: un.Communicator) -> tuple[float, list[float]]:
     return float(x.sum()), received.tolist()
 
 
-def test_one_thread_may_receive_while_another_reduces(four: NativeRanks) -> None:
+def test_one_thread_may_receive_while_another_reduces(four: Ranks) -> None:
     results = four.run_calls(receive_while_reducing)
     assert results == [(1000.0, [float((rank + 1) % 4)] * 4) for rank in range(4)]
 
@@ -272,7 +261,7 @@ def totals(world: un.Communicator) -> tuple[int, int]:
     [("ring", 2 * 3, 2 * 3 * 1000), ("recursive_doubling", 2, 2 * 4000), ("direct", 3, 3 * 4000)],
 )
 def test_traffic_of_allreduce_matches_its_plan(transport: str, algorithm: str, messages: int, nbytes: int) -> None:
-    with NativeRanks(4, transport) as ranks:
+    with start_ranks(4, transport) as ranks:
         reports = ranks.run_calls(traffic_of, algorithm)
     for sent, frames, transports in reports:
         assert sent == [(CALLS * messages, CALLS * nbytes)] * len(frames)
@@ -344,7 +333,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int, float]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_call_is_refused_locally_and_later_calls_work(four: NativeRanks, what: str) -> None:
+def test_wrong_call_is_refused_locally_and_later_calls_work(four: Ranks, what: str) -> None:
     *others, last = four.run_calls(err_then_go_on, what)
     assert others == [("", True, 4.0)] * 3
     assert last == ("NoAlgorithmError" if what in OF_THE_TUNER else "UsageError", True, 4.0)
@@ -370,7 +359,7 @@ def use_when_closed(world: un.Communicator) -> list[str]:
 
 
 def test_a_closed_communicator_refuses_every_call() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         for errors in ranks.run_calls(use_when_closed):
             assert all("is closed" in text for text in errors)
 
@@ -396,7 +385,7 @@ def fork_and_go_on(world: un.Communicator) -> tuple[str, float]:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_call_in_a_forked_child_is_refused_and_the_job_goes_on(four: NativeRanks) -> None:
+def test_call_in_a_forked_child_is_refused_and_the_job_goes_on(four: Ranks) -> None:
     *others, last = four.run_calls(fork_and_go_on)
     assert others == [("", 4.0)] * 3
     assert last[1] == 4.0
@@ -408,7 +397,7 @@ def facts(world: un.Communicator) -> Any:
     return world.rank, world.size, world.local_rank, world.hosts, repr(world), explanation.choice
 
 
-def test_communicator_reports_rank_size_hosts_and_the_same_choice(four: NativeRanks) -> None:
+def test_communicator_reports_rank_size_hosts_and_the_same_choice(four: Ranks) -> None:
     rows = four.run_calls(facts)
     assert [row[:3] for row in rows] == [(rank, 4, rank) for rank in range(4)]
     assert all(row[3] == ((0, 1, 2, 3),) for row in rows)
@@ -435,7 +424,7 @@ def broadcast_from_a_numpy_integer(world: un.Communicator) -> float:
 
 
 def test_a_root_may_be_an_integer_of_numpy() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         assert ranks.run_calls(broadcast_from_a_numpy_integer) == [1.0, 1.0]
 
 
@@ -445,7 +434,7 @@ def reduce_many_shapes(world: un.Communicator) -> bool:
 
 @pytest.mark.night
 def test_calls_with_ever_new_shapes_keep_working() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         assert all(ranks.run_calls(reduce_many_shapes))
 
 
@@ -480,7 +469,7 @@ def call_in_many_ways(world: un.Communicator) -> list[float]:
     return results
 
 
-def test_cached_call_accepts_arguments_by_position_and_by_name(ranks: NativeRanks) -> None:
+def test_cached_call_accepts_arguments_by_position_and_by_name(ranks: Ranks) -> None:
     assert ranks.run_calls(call_in_many_ways) == [[float(ranks.size)] * 22] * ranks.size
 
 
@@ -503,7 +492,7 @@ def refused(world: un.Communicator) -> list[str]:
     return texts
 
 
-def test_wrong_arguments_raise_the_errors_of_python(ranks: NativeRanks) -> None:
+def test_wrong_arguments_raise_the_errors_of_python(ranks: Ranks) -> None:
     for missing, many, unknown, twice, barrier, limit in ranks.run_calls(refused):
         assert "missing 1 required positional argument: 'x'" in missing
         assert "takes from 2 to 3 positional arguments" in many

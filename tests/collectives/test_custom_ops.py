@@ -8,7 +8,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -19,15 +19,11 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from support.deadlines import DEADLINE_S
-from support.harness import LocalRanks
-from support.native_ranks import Job, NativeRanks
+from support.ranks import Job, LocalRanks, Ranks, ranks_fixture
 
 import unisono as un
-from unisono.collectives.calls.planning import HostLayout
-from unisono.collectives.communicator import Communicator
 from unisono.collectives.custom_ops.exchanges import PREFIXES, WHOLE, draft_shared, draft_whole
 from unisono.dtypes import DTYPES
-from unisono.options import Options
 
 Say = Callable[[Any], None]
 PRIME = 65521
@@ -221,22 +217,14 @@ JOBS = [(1, "shm"), (2, "shm"), (3, "tcp"), (4, "shm"), (5, "shm")]
 GENERATE = [Phase.explicit, Phase.generate]
 
 
-@pytest.fixture(scope="module", params=JOBS, ids=lambda param: f"{param[0]} ranks, {param[1]}")
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(*request.param) as started:
-        yield started
+ranks = ranks_fixture(*JOBS)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @settings(max_examples=4, deadline=None, derandomize=True, phases=GENERATE)
 @given(data=st.data())
-def test_custom_op_gives_the_result_of_a_loop_over_ranks(ranks: NativeRanks, collective: str, data: Any) -> None:
+def test_custom_op_gives_the_result_of_a_loop_over_ranks(ranks: Ranks, collective: str, data: Any) -> None:
     ranks.run_calls(check_several, data.draw(st.lists(cases(collective), min_size=4, max_size=4)))
-
-
-def locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
-    with Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), Options()) as world:
-        return fn(world, *args)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -246,7 +234,7 @@ def test_generic_executor_gives_the_same_custom_reductions(collective: str, size
     counts = st.tuples(*[st.sampled_from([0, 1, 2, 5])] * 7)
     case = data.draw(cases(collective))
     object.__setattr__(case, "counts", data.draw(counts))
-    LocalRanks(size, 8).run(locally, check, case)
+    LocalRanks(size, 8).run_calls(check, case)
 
 
 # --- beside other calls ---------------------------------------------------------------------------------------------
@@ -268,13 +256,13 @@ def keep_order(world: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
-def test_custom_ops_mix_blocking_and_nonblocking_calls(ranks: NativeRanks, count: int) -> None:
+def test_custom_ops_mix_blocking_and_nonblocking_calls(ranks: Ranks, count: int) -> None:
     ranks.run_calls(keep_order, count)
 
 
 @pytest.mark.parametrize("count", SIZES)
 def test_generic_executor_mixes_blocking_and_nonblocking_custom_ops(count: int) -> None:
-    LocalRanks(3, 8).run(locally, keep_order, count)
+    LocalRanks(3, 8).run_calls(keep_order, count)
 
 
 def use_works(world: Any) -> list[Any]:
@@ -289,7 +277,7 @@ def use_works(world: Any) -> list[Any]:
     return [results.get(timeout=DEADLINE_S), asyncio.run(waiting()), un.wait_any([work]), un.wait_all([work])[0].size]
 
 
-def test_works_of_custom_ops_call_back_and_can_be_awaited(ranks: NativeRanks) -> None:
+def test_works_of_custom_ops_call_back_and_can_be_awaited(ranks: Ranks) -> None:
     assert ranks.run_calls(use_works) == [[ranks.size, ranks.size, 0, 300_000]] * ranks.size
 
 
@@ -317,7 +305,7 @@ def in_two_threads(world: Any) -> None:
         comm.close()
 
 
-def test_custom_ops_run_in_two_threads_on_separate_communicators(ranks: NativeRanks) -> None:
+def test_custom_ops_run_in_two_threads_on_separate_communicators(ranks: Ranks) -> None:
     ranks.run_calls(in_two_threads)
 
 
@@ -340,7 +328,7 @@ def elsewhere(world: Any) -> None:
     backwards.close()
 
 
-def test_custom_ops_accept_buffers_strided_arrays_and_subcommunicators(ranks: NativeRanks) -> None:
+def test_custom_ops_accept_buffers_strided_arrays_and_subcommunicators(ranks: Ranks) -> None:
     ranks.run_calls(elsewhere)
 
 
@@ -368,7 +356,7 @@ def counted(world: Any) -> tuple[int, int]:
     return sent, len(calls)
 
 
-def test_custom_op_sends_at_most_twice_the_array(ranks: NativeRanks) -> None:
+def test_custom_op_sends_at_most_twice_the_array(ranks: Ranks) -> None:
     share = (1 << 20) // ranks.size
     for sent, calls in ranks.run_calls(counted):
         assert sent <= 2 * (ranks.size - 1) * share + 100 * ranks.size
@@ -488,12 +476,8 @@ def test_exception_in_custom_op_on_one_rank_is_an_error_on_all_ranks(count: int,
         assert [kind for kind, _, _ in later] == ["AbortedError"] * 2
 
 
-def fail_locally(executor: Any) -> tuple[str, str, str]:
-    return locally(executor, lambda world: raise_on_one_rank(world, 30, "now")[0])
-
-
 def test_exception_in_custom_op_aborts_all_ranks_on_generic_executor() -> None:
-    for kind, text, _ in LocalRanks(3, 8).run(fail_locally):
+    for kind, text, _ in LocalRanks(3, 8).run_calls(lambda world: raise_on_one_rank(world, 30, "now")[0]):
         assert kind == "AbortedError"
         assert "raised ValueError: no such thing" in text
 
@@ -517,7 +501,7 @@ def return_wrong(world: Any, text: str) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("text", [*WRONG, "made a call on the communicator"])
 def test_error_says_what_a_custom_op_wrongly_returned_or_did(text: str) -> None:
-    for kind, message, _ in LocalRanks(2, 8).run(locally, return_wrong, text):
+    for kind, message, _ in LocalRanks(2, 8).run_calls(return_wrong, text):
         assert kind in ("AbortedError", "UsageError")
         assert text in message
 

@@ -15,10 +15,10 @@ import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
-from support import cuda_ucx, fabric_ranks
-from support.hosts import HostsJob, needs_namespaces
-from support.native_ranks import Job, NativeRanks
+from support import cuda_ucx
+from support.hosts import Hosts, needs_namespaces
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture, require, start_ranks
 
 import unisono as un
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
@@ -39,10 +39,7 @@ WAY = "cuda_ipc,shm"
 REAL = "cuda_ipc,shm,tcp"
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[NativeRanks]:
-    with NativeRanks(4, WAY) as started:
-        yield started
+ranks = ranks_fixture((4, WAY))
 
 
 def values_of(rank: int, count: int, dtype: str) -> Any:
@@ -150,7 +147,7 @@ def cases(draw: Any, collective: str) -> Case:
 @pytest.mark.parametrize("collective", PHASES)
 @settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
-def test_collective_across_hosts_gives_the_results_of_the_host(ranks: NativeRanks, collective: str, data: Any) -> None:
+def test_collective_across_hosts_gives_the_results_of_the_host(ranks: Ranks, collective: str, data: Any) -> None:
     several = data.draw(st.lists(cases(collective), min_size=8, max_size=8))
     ranks.run_calls(check_cases, several, data.draw(st.integers(0, 99)))
 
@@ -182,7 +179,7 @@ def scattered_floats(world: un.Communicator, op: str, dtype: str) -> tuple[bytes
 
 
 @pytest.mark.parametrize(("op", "dtype"), [("sum", "float32"), ("avg", "bfloat16")])
-def test_all_ranks_have_the_same_bits_and_half_of_the_bytes_cross(ranks: NativeRanks, op: str, dtype: str) -> None:
+def test_all_ranks_have_the_same_bits_and_half_of_the_bytes_cross(ranks: Ranks, op: str, dtype: str) -> None:
     results = ranks.run_calls(scattered_floats, op, dtype)
     assert len({result for result, _ in results}) == 1
     for _, (nbytes, to_host, to_device) in results:
@@ -222,7 +219,7 @@ CROSSING = {
 
 
 @pytest.mark.parametrize("collective", PHASES)
-def test_fewest_bytes_cross_and_each_on_its_rail(ranks: NativeRanks, collective: str) -> None:
+def test_fewest_bytes_cross_and_each_on_its_rail(ranks: Ranks, collective: str) -> None:
     for (across, others), expected in zip(
         ranks.run_calls(crossing_nbytes, collective), CROSSING[collective], strict=True
     ):
@@ -235,7 +232,7 @@ def premultiplied(world: un.Communicator) -> list[float]:
     return np.frombuffer(call_on_double(world, MIXED_HOSTS, x, {"op": op}, {})[0]).tolist()
 
 
-def test_each_rank_multiplies_its_contribution_once(ranks: NativeRanks) -> None:
+def test_each_rank_multiplies_its_contribution_once(ranks: Ranks) -> None:
     assert ranks.run_calls(premultiplied) == [[10.0] * 9] * 4
 
 
@@ -269,8 +266,8 @@ CASES_BY_UCX = [
 
 
 @pytest.mark.parametrize("least", [16 << 10, 1])
-def test_ranks_of_rails_exchange_memory_of_the_device_by_ucx(ranks: NativeRanks, tmp_path: Path, least: int) -> None:
-    fabric_ranks.require("ucx")
+def test_ranks_of_rails_exchange_memory_of_the_device_by_ucx(ranks: Ranks, tmp_path: Path, least: int) -> None:
+    require("ucx")
     several = [case._replace(count=case.count if least > 1 else case.count // 100) for case in CASES_BY_UCX]
     results = ranks.run_calls(by_ucx, str(tmp_path / "store"), several, least)
     for of_rank in zip(*results, strict=True):
@@ -297,7 +294,7 @@ def refused(world: un.Communicator, hosts: Any, arguments: Any, own_device: bool
     ],
 )
 def test_what_cannot_reduce_within_hosts_is_staged(
-    ranks: NativeRanks, hosts: Any, arguments: Any, own_device: bool, why: str
+    ranks: Ranks, hosts: Any, arguments: Any, own_device: bool, why: str
 ) -> None:
     for is_right, way, is_staged in ranks.run_calls(refused, hosts, arguments, own_device):
         assert is_right
@@ -311,7 +308,7 @@ def alltoall_on_unequal_hosts(world: un.Communicator) -> tuple[bool, str, bool]:
     return actual == world.alltoall(x).tobytes(), way, not stats.by_ipc
 
 
-def test_shares_are_staged_among_hosts_with_different_numbers_of_ranks(ranks: NativeRanks) -> None:
+def test_shares_are_staged_among_hosts_with_different_numbers_of_ranks(ranks: Ranks) -> None:
     why = "staged through the host, as the hosts have different numbers of ranks: 3, 1"
     assert ranks.run_calls(alltoall_on_unequal_hosts) == [(True, why, True)] * 4
 
@@ -357,7 +354,7 @@ def outcome_without(world: un.Communicator, rule: str, collective: str) -> str:
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_call_goes_wrong_without_a_rule_of_the_route(rule: str, collective: str) -> None:
-    with NativeRanks(4, WAY) as own:
+    with start_ranks(4, WAY) as own:
         assert own.run_calls(outcome_without, "", collective) == ["right"] * 4
         outcomes = set(own.run_calls(outcome_without, rule, collective))
     assert outcomes - {"right"} <= {"wrong", "DeviceTrapError", "AbortedError"}
@@ -407,7 +404,7 @@ def dies(
 def test_death_of_a_rank_in_a_phase_ends_the_call_on_all_hosts(tmp_path: Path, phase: str, collective: str) -> None:
     is_by_ucx = phase == "between GPUs"
     if is_by_ucx:
-        fabric_ranks.require("ucx")
+        require("ucx")
     store = str(tmp_path / "inner") if is_by_ucx else ""
     with Job(dies, 4, tmp_path, collective, DEATHS[phase][0], store, signal.SIGKILL, transports=WAY) as job:
         assert job.exit_code(1) == -signal.SIGKILL
@@ -417,7 +414,7 @@ def test_death_of_a_rank_in_a_phase_ends_the_call_on_all_hosts(tmp_path: Path, p
 
 
 def test_rank_that_stops_between_gpus_is_late_on_all_hosts(tmp_path: Path) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     arguments = "reduce_scatter", "_exchange_there", str(tmp_path / "inner"), signal.SIGSTOP
     with Job(dies, 4, tmp_path, *arguments, transports=WAY) as job:
         kinds = {kind for kind, _ in job.hear_all(but=1)}
@@ -453,7 +450,7 @@ def test_calls_between_network_namespaces_are_right_and_a_lost_rank_is_named(
     namespaces: list[str], tmp_path: Path
 ) -> None:
     several = [case._replace(hosts=TWO_HOSTS) for case in CASES_BY_UCX]
-    with HostsJob(between_real_hosts, namespaces, [2, 2], tmp_path, several, transports=REAL) as job:
+    with Job(between_real_hosts, Hosts(namespaces, [2, 2]), tmp_path, several, transports=REAL) as job:
         ways = job.hear_all()
         assert all(len(of_rank) == 1 for of_rank in ways), ways
         assert "cuda_ipc within each host, and staged through the host between hosts" in ways[0][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from support.collective_calls import COLLECTIVES, cases
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
@@ -28,10 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 WAYS = [(2, "shm"), (3, "tcp"), (3, "cuda_ipc,shm")]
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=lambda param: f"{param[0]} ranks, {param[1]}")
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(*request.param) as started:
-        yield started
+ranks = ranks_fixture(*WAYS)
 
 
 # --- every collective ----------------------------------------------------------------------------------------------
@@ -71,7 +67,7 @@ def call_on_device(world: un.Communicator, case: Case, seed: int, parts: int) ->
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
-def test_every_collective_gives_host_results_on_a_device(ranks: NativeRanks, data: Any) -> None:
+def test_every_collective_gives_host_results_on_a_device(ranks: Ranks, data: Any) -> None:
     case = replace(data.draw(st.sampled_from(COLLECTIVES).flatmap(cases)), algorithm=None, offset=0)
     is_vector = CONTRACTS[case.name].input is Cut.VECTOR
     case = replace(case, layout=case.layout if is_vector and case.layout == "F" else "C")

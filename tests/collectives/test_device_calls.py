@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from support.array_kinds import WithCudaInterface
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.collectives.arrays.dlpack import from_dlpack
@@ -40,16 +40,10 @@ pytestmark = pytest.mark.timeout(120)
 WAYS = {"staged": "shm", "by IPC": "cuda_ipc,shm"}
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, WAYS[request.param]) as started:
-        yield started
+ranks = ranks_fixture(*[(2, WAYS[kind]) for kind in WAYS])
 
 
-@pytest.fixture(scope="module")
-def by_ipc() -> Iterator[NativeRanks]:
-    with NativeRanks(2, WAYS["by IPC"]) as started:
-        yield started
+by_ipc = ranks_fixture((2, WAYS["by IPC"]))
 
 
 def on_double(world: un.Communicator, body: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
@@ -154,7 +148,7 @@ def later_work(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return results
 
 
-def test_device_works_order_the_stream_and_synchronize_the_host(ranks: NativeRanks) -> None:
+def test_device_works_order_the_stream_and_synchronize_the_host(ranks: Ranks) -> None:
     total = np.arange(3000.0).sum()
     assert ranks.run_calls(on_double, later_work) == [[2 * total, total, total]] * 2
 
@@ -171,7 +165,7 @@ def compiled_by_calls(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[i
     return counts
 
 
-def test_repeated_device_calls_are_announced_without_compiling_again(by_ipc: NativeRanks) -> None:
+def test_repeated_device_calls_are_announced_without_compiling_again(by_ipc: Ranks) -> None:
     for first, *others in by_ipc.run_calls(on_double, compiled_by_calls):
         assert first >= 1
         assert others == [0, 1, 0, 0]
@@ -186,7 +180,7 @@ def overtaken(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return [between.tolist(), read(gpu, again).tolist(), read(gpu, work.wait()).tolist()]
 
 
-def test_host_calls_may_be_made_between_device_calls(ranks: NativeRanks) -> None:
+def test_host_calls_may_be_made_between_device_calls(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, overtaken) == [[[2.0] * 2, [2.0] * 5, [3.0] * 5]] * 2
 
 
@@ -198,7 +192,7 @@ def by_several_streams(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[
     return [read(gpu, out).sum(), read(gpu, comm.allreduce(mine)).sum()]
 
 
-def test_device_arrays_of_one_call_may_be_used_on_several_streams(ranks: NativeRanks) -> None:
+def test_device_arrays_of_one_call_may_be_used_on_several_streams(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, by_several_streams) == [[200.0, 200.0]] * 2
 
 
@@ -215,7 +209,7 @@ def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> None:
     gc.collect()
 
 
-def test_device_arrays_live_until_the_device_has_used_them(ranks: NativeRanks) -> None:
+def test_device_arrays_live_until_the_device_has_used_them(ranks: Ranks) -> None:
     ranks.run_calls(on_double, dropped)
 
 
@@ -259,13 +253,13 @@ def wait_for(device: Any, later: Stream, earlier: Stream) -> None:
 
 
 @pytest.mark.parametrize(("use", "events"), [("", 1), ("by a call", 1), ("on the legacy stream", 2)])
-def test_device_results_are_freed_behind_events(by_ipc: NativeRanks, use: str, events: int) -> None:
+def test_device_results_are_freed_behind_events(by_ipc: Ranks, use: str, events: int) -> None:
     for released in by_ipc.run_calls(on_double, results_of, use):
         assert set(released) == {events}
 
 
 @pytest.mark.parametrize("use", ["on another stream", "on a stream that is not known"])
-def test_device_results_with_unknown_users_wait_for_the_whole_device(by_ipc: NativeRanks, use: str) -> None:
+def test_device_results_with_unknown_users_wait_for_the_whole_device(by_ipc: Ranks, use: str) -> None:
     for released in by_ipc.run_calls(on_double, results_of, use):
         assert set(released) == {"all work"}
 
@@ -284,7 +278,7 @@ def outliving_its_stream(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any
     return read(gpu, comm.allreduce(y)).tolist(), y.stream == device.lasting_stream()
 
 
-def test_device_results_may_outlive_the_stream_of_the_call(by_ipc: NativeRanks) -> None:
+def test_device_results_may_outlive_the_stream_of_the_call(by_ipc: Ranks) -> None:
     for values, is_lasting in by_ipc.run_calls(on_double, outliving_its_stream):
         assert values == [4 * number for number in range(6)]
         assert is_lasting
@@ -315,7 +309,7 @@ def on_a_double_without_a_pool(world: un.Communicator) -> Any:
     return on_double(world, of_kind, "device", pool=False)
 
 
-def test_devices_without_a_pool_give_results(by_ipc: NativeRanks) -> None:
+def test_devices_without_a_pool_give_results(by_ipc: Ranks) -> None:
     assert by_ipc.run_calls(on_a_double_without_a_pool) == [200.0] * 2
 
 
@@ -338,7 +332,7 @@ class OnlyDlpack:
         self.__dlpack_device__ = inner.__dlpack_device__
 
 
-def test_device_arrays_are_accepted_by_dlpack(ranks: NativeRanks) -> None:
+def test_device_arrays_are_accepted_by_dlpack(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, passed_by_dlpack) == [(4 * np.arange(6.0).reshape(2, 3)).tolist()] * 2
 
 
@@ -347,7 +341,7 @@ def of_kind(comm: un.Communicator, gpu: Gpu, stream: Stream, kind: str) -> float
 
 
 @pytest.mark.parametrize("kind", ["pooled", "managed"])
-def test_pooled_and_managed_device_memory_is_accepted(ranks: NativeRanks, kind: str) -> None:
+def test_pooled_and_managed_device_memory_is_accepted(ranks: Ranks, kind: str) -> None:
     assert ranks.run_calls(on_double, of_kind, kind) == [200.0] * 2
 
 
@@ -407,7 +401,7 @@ def given_up(world: un.Communicator) -> list[str]:
     return trapped
 
 
-def test_abandoned_device_send_frees_no_memory_in_use(by_ipc: NativeRanks) -> None:
+def test_abandoned_device_send_frees_no_memory_in_use(by_ipc: Ranks) -> None:
     assert by_ipc.run_calls(given_up) == [[], []]
 
 
@@ -491,7 +485,7 @@ def messages(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return [*results, read(gpu, out)[4]]
 
 
-def test_messages_go_between_devices_and_from_host_to_device(by_ipc: NativeRanks) -> None:
+def test_messages_go_between_devices_and_from_host_to_device(by_ipc: Ranks) -> None:
     assert by_ipc.run_calls(on_double, messages) == [[1, 1, 7], [0, 0, 7]]
 
 
@@ -506,7 +500,7 @@ def planned(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return results
 
 
-def test_persistent_call_on_device_arrays_runs_repeatedly(ranks: NativeRanks) -> None:
+def test_persistent_call_on_device_arrays_runs_repeatedly(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, planned) == [[2.0, 4.0, 8.0]] * 2
 
 
@@ -520,7 +514,7 @@ def several(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return [read(gpu, result).tolist() for result in results]
 
 
-def test_device_arrays_work_in_lists_and_groups(ranks: NativeRanks) -> None:
+def test_device_arrays_work_in_lists_and_groups(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, several) == [[[2.0] * 4, [1] * 3, [2.0] * 4, [1] * 3, [0] * 3 + [1] * 3]] * 2
 
 
@@ -531,7 +525,7 @@ def function_and_factor(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list
     return [read(gpu, product).tolist(), read(gpu, scaled).tolist()]
 
 
-def test_device_calls_accept_custom_ops_and_factors(ranks: NativeRanks) -> None:
+def test_device_calls_accept_custom_ops_and_factors(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, function_and_factor) == [[[6.0] * 3, [2.5] * 3]] * 2
 
 
@@ -555,7 +549,7 @@ def without_handles(world: un.Communicator) -> tuple[str, bool, bool]:
     return on_double(world, route_of_a_call, exports=False)
 
 
-def test_explain_says_what_carries_device_arrays(ranks: NativeRanks) -> None:
+def test_explain_says_what_carries_device_arrays(ranks: Ranks) -> None:
     way, by_ipc, by_host = ranks.run_calls(on_double, route_of_a_call)[0]
     assert (way == "cuda_ipc by one_shot, chosen by tier 'rule'", "not among the transports" in way) == (
         by_ipc,
@@ -565,7 +559,7 @@ def test_explain_says_what_carries_device_arrays(ranks: NativeRanks) -> None:
 
 
 @pytest.mark.parametrize(("fn", "why"), [(elsewhere, "cannot be reached"), (without_handles, "cannot export")])
-def test_devices_that_cannot_share_memory_are_staged(by_ipc: NativeRanks, fn: Callable[..., Any], why: str) -> None:
+def test_devices_that_cannot_share_memory_are_staged(by_ipc: Ranks, fn: Callable[..., Any], why: str) -> None:
     for way, went_by_ipc, went_by_host in by_ipc.run_calls(fn):
         assert why in way
         assert (went_by_ipc, went_by_host) == (False, True)
@@ -620,7 +614,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_device_call_is_refused_and_later_calls_work(by_ipc: NativeRanks, what: str) -> None:
+def test_wrong_device_call_is_refused_and_later_calls_work(by_ipc: Ranks, what: str) -> None:
     for error in by_ipc.run_calls(on_double, wrong, what):
         assert WRONG[what] in error
 
@@ -660,7 +654,7 @@ def two_devices(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
     return errors
 
 
-def test_communicator_refuses_arrays_on_a_second_device(by_ipc: NativeRanks) -> None:
+def test_communicator_refuses_arrays_on_a_second_device(by_ipc: Ranks) -> None:
     for now, both in by_ipc.run_calls(on_double, two_devices):
         assert "the arrays are on cuda:1, but this communicator uses cuda:0" in now
         assert "out is on cuda:1, but another array is on cuda:0" in both
@@ -726,7 +720,7 @@ def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return results
 
 
-def test_cupy_arrays_use_the_current_stream_and_come_back_as_cupy(by_ipc: NativeRanks) -> None:
+def test_cupy_arrays_use_the_current_stream_and_come_back_as_cupy(by_ipc: Ranks) -> None:
     expected = ["CupyLikeArray", [0, 2, 4, 6], [0.0, 4.0], [0, 4, 8, 12]]
     assert by_ipc.run_calls(on_double, with_cupy) == [expected] * 2
 

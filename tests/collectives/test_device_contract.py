@@ -5,13 +5,13 @@ The double traps callers that break its rules, and each rule makes a test fail i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support import device_contract, fake_cuda
 from support.device_contract import CHECKS, Bench, N, driver_bench
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
@@ -36,10 +36,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     return driver_bench
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[NativeRanks]:
-    with NativeRanks(2, "shm") as ranks:
-        yield ranks
+two = ranks_fixture((2, "shm"))
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -50,7 +47,7 @@ def test_device_passes_contract_check(make: Callable[[], Bench], check: str) -> 
 
 
 def test_memory_and_events_are_shared_by_processes(make: Callable[[], Bench]) -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         assert ranks.run_calls(device_contract.share_memory_and_an_event, make) == ["", ""]
 
 
@@ -270,7 +267,7 @@ def test_device_double_traps_misuse_of_its_pool(check: Callable[[tuple[str, ...]
 
 
 @pytest.mark.parametrize("rule", BETWEEN_PROCESSES)
-def test_device_double_enforces_rule_between_processes(two: NativeRanks, rule: str) -> None:
+def test_device_double_enforces_rule_between_processes(two: Ranks, rule: str) -> None:
     rank, expected = BETWEEN_PROCESSES[rule]
     run = device_contract.break_a_rule_between_processes
     assert expected in two.run_calls(run, (), rule)[rank]
@@ -278,13 +275,13 @@ def test_device_double_enforces_rule_between_processes(two: NativeRanks, rule: s
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_device_events_order_accesses_of_two_processes(two: NativeRanks, waits: bool) -> None:
+def test_device_events_order_accesses_of_two_processes(two: Ranks, waits: bool) -> None:
     said = two.run_calls(device_contract.order_of_processes, Bench.of_double, waits)
     assert ("ordered behind" in said[1]) is not waits
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_device_flags_order_accesses_of_two_processes(two: NativeRanks, waits: bool) -> None:
+def test_device_flags_order_accesses_of_two_processes(two: Ranks, waits: bool) -> None:
     said = two.run_calls(device_contract.order_by_a_flag, Bench.of_double, waits)
     assert any("ordered behind" in text for text in said) is not waits
 
@@ -293,7 +290,7 @@ def test_device_flags_order_accesses_of_two_processes(two: NativeRanks, waits: b
 def test_flags_order_processes_on_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
     fake_cuda.use(monkeypatch)
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         assert ranks.run_calls(device_contract.order_by_a_flag, driver_bench, True) == ["", ""]
 
 

@@ -12,9 +12,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support import cuda_ucx, fabric_ranks, fake_cuda
+from support import cuda_ucx, fake_cuda
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job, NativeRanks
+from support.ranks import Job, Ranks, require, start_ranks
 
 import unisono as un
 from unisono.collectives.device import point_to_point
@@ -35,14 +35,14 @@ SEVERAL_PIECES_NBYTES = 40 << 20
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[NativeRanks]:
-    fabric_ranks.require("ucx")
-    with NativeRanks(2, "shm") as started:
+def ranks() -> Iterator[Ranks]:
+    require("ucx")
+    with start_ranks(2, "shm") as started:
         yield started
 
 
 @pytest.fixture
-def run(ranks: NativeRanks, tmp_path: Path) -> Callable[..., list[Any]]:
+def run(ranks: Ranks, tmp_path: Path) -> Callable[..., list[Any]]:
     return lambda *args, **options: ranks.run_calls(on_double, str(tmp_path / "store"), args, options)
 
 
@@ -167,7 +167,7 @@ def one_way(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any,
     return bool((read(gpu, array) == of_rank(comm, 1, count)).all()), direct_since(before), staged(comm)
 
 
-def test_message_by_another_transport_is_copied_to_the_device(ranks: NativeRanks, tmp_path: Path) -> None:
+def test_message_by_another_transport_is_copied_to_the_device(ranks: Ranks, tmp_path: Path) -> None:
     results = ranks.run_calls(without_ucx, str(tmp_path / "store"))
     assert results == [(True, (0, 0), (0, 1_200_000)), (True, (0, 0), (1_200_000, 0))]
 
@@ -316,9 +316,9 @@ def by_the_driver(world: un.Communicator, store: str) -> tuple[bool, tuple[int, 
 
 
 def test_every_thread_that_enters_ucx_has_a_cuda_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     fake_cuda.use(monkeypatch)
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         for is_right, (entries, without_context) in ranks.run_calls(by_the_driver, str(tmp_path / "store")):
             assert is_right
             assert entries > 6
@@ -370,7 +370,7 @@ def unlike(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callable[[], 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 99_999), ("int32", 100_000), ("float32", 10)])
 def test_device_message_of_wrong_dtype_or_count_is_a_mismatch(tmp_path: Path, dtype: str, count: int) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     with Job(failing, 2, tmp_path, str(tmp_path / "inner"), unlike, dtype, count, transports="tcp") as job:
         job.hear_all()
         for kind, text, _ in job.hear_all():
@@ -391,7 +391,7 @@ def until_the_end(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callab
 
 @pytest.mark.parametrize("sends", [True, False])
 def test_killed_peer_of_a_device_message_is_lost(tmp_path: Path, sends: bool) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     with Job(failing, 2, tmp_path, str(tmp_path / "inner"), until_the_end, sends, transports="tcp") as job:
         job.hear_all()
         time.sleep(0.2)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.testing.device_arrays import DoubleArray, device_double, read
@@ -20,10 +20,7 @@ SIZE = 3
 bounded = settings(max_examples=8, deadline=None, derandomize=True)
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def three(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(SIZE, request.param) as started:
-        yield started
+three = ranks_fixture((SIZE, "shm"), (SIZE, "tcp"))
 
 
 def text_of(call: Callable[[], object]) -> str:
@@ -131,7 +128,7 @@ def displaced(world: un.Communicator, cases: list[Any]) -> None:
 
 @bounded
 @given(cases=st.lists(layouts(), min_size=2, max_size=6))
-def test_shares_lie_at_their_displacements(three: NativeRanks, cases: list[Any]) -> None:
+def test_shares_lie_at_their_displacements(three: Ranks, cases: list[Any]) -> None:
     three.run_calls(displaced, cases)
 
 
@@ -219,7 +216,7 @@ def other_arrays(world: un.Communicator) -> None:
     assert target.flatten().tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
-def test_displacements_work_on_arrays_of_every_kind(three: NativeRanks) -> None:
+def test_displacements_work_on_arrays_of_every_kind(three: Ranks) -> None:
     three.run_calls(other_arrays)
 
 
@@ -259,7 +256,7 @@ def on_stream(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
 
 
 def test_displacements_and_own_messages_work_on_gpu_arrays() -> None:
-    with NativeRanks(SIZE, "cuda_ipc,shm") as ranks:
+    with start_ranks(SIZE, "cuda_ipc,shm") as ranks:
         zero, one, _ = ranks.run_calls(on_gpu)
     assert zero[0] == [-1, -1, 15, -1, -1, 5, -1, -1]
     assert one[0] == [-1, -1, 10, 11, -1, 0, 1, -1]
@@ -364,7 +361,7 @@ def refused(world: un.Communicator) -> list[str]:
     return texts
 
 
-def test_wrong_displacements_and_counts_are_refused_locally(three: NativeRanks) -> None:
+def test_wrong_displacements_and_counts_are_refused_locally(three: Ranks) -> None:
     for text, (expected, _) in zip(three.run_calls(refused)[0], WRONG.values(), strict=True):
         assert expected in text
 
@@ -405,5 +402,5 @@ def exchanged(world: un.Communicator, cases: list[Any]) -> None:
 
 @bounded
 @given(cases=st.lists(matrices(), min_size=2, max_size=6))
-def test_alltoallw_moves_arrays_of_their_own_dtype_and_shape(three: NativeRanks, cases: list[Any]) -> None:
+def test_alltoallw_moves_arrays_of_their_own_dtype_and_shape(three: Ranks, cases: list[Any]) -> None:
     three.run_calls(exchanged, cases)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.hosts import HostsJob, needs_namespaces, needs_wide_area
+from support.hosts import Hosts, needs_namespaces, needs_wide_area
+from support.ranks import Job
 
 import unisono as un
 from unisono.algorithms.catalogue.variants import parsed
@@ -52,7 +53,7 @@ def test_ranks_on_far_hosts_have_the_same_map_of_the_network(
     wide_area_of: Callable[[Area], WideAreaNetwork], tmp_path: Path
 ) -> None:
     hosts = wide_area_of(FAR).namespaces
-    with HostsJob(reduce_and_tell, hosts, [1, 2, 1], tmp_path) as job:
+    with Job(reduce_and_tell, Hosts(hosts, [1, 2, 1]), tmp_path) as job:
         first, *others = job.hear_all()
     assert others == [first] * 3
     found: Any
@@ -102,7 +103,7 @@ def test_calls_of_ranks_take_the_order_of_hosts_that_avoids_slow_ways(
     wide_area_of: Callable[[Area], WideAreaNetwork], tmp_path: Path
 ) -> None:
     hosts = wide_area_of(WITH_SLOW_WAYS).namespaces
-    with HostsJob(call_in_order, hosts, [1] * 4, tmp_path) as job:
+    with Job(call_in_order, Hosts(hosts, [1] * 4), tmp_path) as job:
         results = job.hear_all()
     assert results == [results[0]] * 4
     variant, has_map = results[0]
@@ -151,7 +152,7 @@ def test_ranks_measure_again_when_links_have_changed(
     wide_area_of: Callable[[Area], WideAreaNetwork], tmp_path: Path
 ) -> None:
     running = wide_area_of(WITH_SLOW_WAYS)
-    with HostsJob(measure_until_the_order_changes, running.namespaces, [1] * 4, tmp_path) as job:
+    with Job(measure_until_the_order_changes, Hosts(running.namespaces, [1] * 4), tmp_path) as job:
         before = job.hear_all()
         slow = every_second(before[0])
         for i, j in running.area.ways:
@@ -164,6 +165,6 @@ def test_ranks_measure_again_when_links_have_changed(
 
 @needs_namespaces
 def test_ranks_on_near_hosts_keep_what_is_known_about_their_link(tmp_path: Path) -> None:
-    with network(2) as hosts, HostsJob(measure_in_vain, hosts, [2, 1], tmp_path) as job:
+    with network(2) as hosts, Job(measure_in_vain, Hosts(hosts, [2, 1]), tmp_path) as job:
         results = [job.hear_all() for _ in range(2)]
     assert results == [[(None, 1)] * 3, [None] * 3]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 
@@ -19,10 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "complex128")
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, request.param) as started:
-        yield started
+ranks = ranks_fixture((2, "shm"), (2, "tcp"))
 
 
 def frames_of(call: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
@@ -58,7 +54,7 @@ def enter(world: un.Communicator) -> list[list[str]]:
     return entered
 
 
-def test_array_message_runs_no_python_frame_on_an_open_channel(ranks: NativeRanks) -> None:
+def test_array_message_runs_no_python_frame_on_an_open_channel(ranks: Ranks) -> None:
     assert ranks.run_calls(enter) == [[["<lambda>"]] * 3] * 2
 
 
@@ -73,7 +69,7 @@ def enter_without_waiting(world: un.Communicator) -> bool:
     return not {"source", "target", "_peer_of"} & {*entered, *also}
 
 
-def test_nonblocking_array_message_skips_the_python_checks(ranks: NativeRanks) -> None:
+def test_nonblocking_array_message_skips_the_python_checks(ranks: Ranks) -> None:
     assert ranks.run_calls(enter_without_waiting) == [True, True]
 
 
@@ -109,7 +105,7 @@ def every_array(world: un.Communicator) -> int:
     return seen
 
 
-def test_arrays_of_every_dtype_and_layout_arrive(ranks: NativeRanks) -> None:
+def test_arrays_of_every_dtype_and_layout_arrive(ranks: Ranks) -> None:
     assert ranks.run_calls(every_array) == [6 * len(DTYPES)] * 2
 
 
@@ -121,7 +117,7 @@ def other_kinds(world: un.Communicator) -> list[int]:
     return list(out)
 
 
-def test_message_of_an_unusual_array_takes_the_python_path(ranks: NativeRanks) -> None:
+def test_message_of_an_unusual_array_takes_the_python_path(ranks: Ranks) -> None:
     assert ranks.run_calls(other_kinds) == [[1, 2, 3, 4]] * 2
 
 
@@ -136,7 +132,7 @@ def large_and_small(world: un.Communicator) -> bool:
     return all(work.wait() is None for work in works)
 
 
-def test_unexpected_messages_wait_in_order(ranks: NativeRanks) -> None:
+def test_unexpected_messages_wait_in_order(ranks: Ranks) -> None:
     assert ranks.run_calls(large_and_small) == [True, True]
 
 
@@ -156,7 +152,7 @@ def from_many_threads(world: un.Communicator) -> bool:
     return sums == [sum(range(50))] * 4
 
 
-def test_threads_may_send_and_receive_at_the_same_time(ranks: NativeRanks) -> None:
+def test_threads_may_send_and_receive_at_the_same_time(ranks: Ranks) -> None:
     assert ranks.run_calls(from_many_threads) == [True, True]
 
 
@@ -194,7 +190,7 @@ def refused(world: un.Communicator) -> list[str]:
     return refusals
 
 
-def test_wrong_message_call_is_refused_and_later_calls_work(ranks: NativeRanks) -> None:
+def test_wrong_message_call_is_refused_and_later_calls_work(ranks: Ranks) -> None:
     assert ranks.run_calls(refused) == [list(WRONG)] * 2
 
 
@@ -265,5 +261,5 @@ def in_a_group(world: un.Communicator) -> list[float]:
     return out.tolist()
 
 
-def test_grouped_messages_run_when_the_group_ends(ranks: NativeRanks) -> None:
+def test_grouped_messages_run_when_the_group_ends(ranks: Ranks) -> None:
     assert ranks.run_calls(in_a_group) == [[3.0, 3.0]] * 2

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support import fabric_ranks
-from support.native_ranks import NativeRanks
 from support.outcomes import error_of
+from support.ranks import ranks_fixture, start_ranks
 
 import unisono as un
 
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def four(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with fabric_ranks.started(4, request.param) as started:
-        yield started
+four = ranks_fixture((4, "shm"), (4, "tcp"))
 
 
 Case = tuple[list[tuple[int, int]], list[int]]  # edges in the order in which both ends name them, and rows of each
@@ -116,6 +111,6 @@ def weighted(world: un.Communicator) -> Any:
 
 
 def test_graph_keeps_weights() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         expected = ((0.5,), (0.5,)), ((), ()), None
         assert ranks.run_calls(weighted) == [(*expected, f"<unisono.Graph rank {rank} of 2>") for rank in range(2)]

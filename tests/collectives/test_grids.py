@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support import fabric_ranks
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
 from support.outcomes import error_of
+from support.ranks import LocalRanks, Ranks, communicator_of, ranks_fixture
 
 import unisono as un
-from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.neighbourhoods.grid_shape import GridShape, grid_dims
 from unisono.collectives.neighbourhoods.placement import rank_at_each_place
 
@@ -24,35 +21,9 @@ pytestmark = pytest.mark.timeout(120)
 bounded = settings(max_examples=100, deadline=None, derandomize=True)
 
 
-def communicator_of(executor: Any, hosts: tuple[tuple[int, ...], ...] = ()) -> un.Communicator:
-    layout = HostLayout(hosts or (tuple(range(executor.size)),), "local")
-    return un.Communicator(executor, layout, un.Options())
-
-
-class Threads:
-    """Ranks as threads, each with a communicator over the generic executor."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def run_calls(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        return LocalRanks(self.size).run(lambda executor: fn(communicator_of(executor), *args))
-
-
-@pytest.fixture(scope="module", params=["generic", "shm", "tcp"])
-def four(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "generic":
-        yield Threads(4)
-    else:
-        with fabric_ranks.started(4, request.param) as started:
-            yield started
-
-
-@pytest.fixture(params=["shm", "tcp"])
-def fresh(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    """Start ranks for one test, which may end their job."""
-    with NativeRanks(2, request.param) as started:
-        yield started
+four = ranks_fixture((4, "generic"), (4, "shm"), (4, "tcp"))
+# Start ranks for one test, which may end their job.
+fresh = ranks_fixture((2, "shm"), (2, "tcp"), scope="function")
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
@@ -181,7 +152,7 @@ def test_subgrid_has_the_ranks_that_differ_in_the_kept_dimensions(four: Any) -> 
 
 
 def place_on_two_hosts(executor: Any, reorder: bool) -> Any:
-    with communicator_of(executor, ((0, 1, 2, 3), (4, 5, 6, 7))) as world:
+    with communicator_of(executor, (0, 1, 2, 3), (4, 5, 6, 7)) as world:
         grid = world.grid([2, 4], reorder=reorder)
         return grid.world_ranks, int(grid.allgather(np.array(world.rank))[grid.rank]) == world.rank
 
@@ -394,9 +365,7 @@ def _then_barrier(line: Any, call: Callable[..., Any], *arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 4), (0, 1), (1, 0)])
-def test_neighbours_that_disagree_on_an_edge_get_an_error_with_both_sizes(
-    fresh: NativeRanks, sizes: tuple[int, int]
-) -> None:
+def test_neighbours_that_disagree_on_an_edge_get_an_error_with_both_sizes(fresh: Ranks, sizes: tuple[int, int]) -> None:
     kinds, texts = zip(*fresh.run_calls(disagreeing, sizes), strict=True)
     assert set(kinds) == {"MismatchError"}
     assert f"rank 1: rank 0 sent {8 * sizes[0]} bytes, where {8 * sizes[1]} are to be received" in texts[1]
@@ -408,7 +377,7 @@ def other_blocks(world: un.Communicator) -> tuple[str, str]:
     return error_of(lambda: _then_barrier(line, line.neighbor_alltoall, np.ones((2, 3 + line.rank))))
 
 
-def test_neighbours_with_blocks_of_other_shapes_get_an_error(fresh: NativeRanks) -> None:
+def test_neighbours_with_blocks_of_other_shapes_get_an_error(fresh: Ranks) -> None:
     kinds, texts = zip(*fresh.run_calls(other_blocks), strict=True)
     assert set(kinds) == {"MismatchError"}
     assert "neighbor_alltoall(float64[3])" in texts[1]

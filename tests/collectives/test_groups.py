@@ -8,7 +8,7 @@ from __future__ import annotations
 import array
 import asyncio
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -18,35 +18,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.array_kinds import StandardArray
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.collectives.calls.planning import HostLayout
-from unisono.collectives.communicator import Communicator
-from unisono.options import Options
 
 Run = Callable[..., list[Any]]
 JOBS = [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "tcp"), (4, "shm")]
 KINDS = [("float32", "sum"), ("int8", "max"), ("float64", "avg"), ("bfloat16", "prod"), ("uint16", "bor")]
 
 
-@pytest.fixture(scope="module", params=[*JOBS, (3, "local")], ids=lambda param: f"{param[0]} ranks, {param[1]}")
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """Run a function of the communicator on every rank, by the native executor and by the generic one."""
-    size, transport = request.param
-    if transport == "local":
-        yield lambda fn, *args: LocalRanks(size, 8).run(_locally, fn, *args)
-        return
-    with NativeRanks(size, transport) as ranks:
-        yield ranks.run_calls
+some = ranks_fixture(*JOBS, (3, "generic, buffered"))
 
 
-def _locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
-    with Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), Options()) as world:
-        return fn(world, *args)
+@pytest.fixture(scope="module")
+def run(some: Ranks) -> Run:
+    return some.run_calls
 
 
 def same(results: list[Any], expected: list[Any]) -> None:
@@ -267,7 +255,7 @@ def kept_arrays(world: Any) -> None:
 
 
 def test_work_of_a_group_does_not_keep_its_input_alive() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         ranks.run_calls(kept_arrays)
 
 
@@ -311,7 +299,7 @@ def group_of_messages(world: Any) -> float:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_messages_of_a_group_do_not_wait_for_each_other(transport: str) -> None:
-    with NativeRanks(3, transport) as ranks:
+    with start_ranks(3, transport) as ranks:
         assert ranks.run_calls(group_of_messages) == [2.0, 0.0, 1.0]
 
 
@@ -386,7 +374,7 @@ def messages_of_hundred(world: Any) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (2, "tcp"), (3, "tcp")])
 def test_hundred_fused_calls_send_no_more_messages_than_two_calls(size: int, transport: str) -> None:
-    with NativeRanks(size, transport) as ranks:
+    with start_ranks(size, transport) as ranks:
         for one, group, as_list in ranks.run_calls(messages_of_hundred):
             assert 0 < group <= 2 * one
             assert 0 < as_list <= 2 * one
@@ -408,7 +396,7 @@ def shares_of_hundred(world: Any, collective: str) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp")])
 def test_hundred_fused_share_calls_send_no_more_messages_than_two(size: int, transport: str) -> None:
-    with NativeRanks(size, transport) as ranks:
+    with start_ranks(size, transport) as ranks:
         for collective in SHARED:
             messages = ranks.run_calls(shares_of_hundred, collective)
             assert sum(one for one, _, _ in messages) > 0, collective
@@ -469,15 +457,12 @@ def any_group(world: Any, calls: list[dict[str, Any]]) -> None:
         assert messages <= 4 * len(kinds) * (world.size - 1)
 
 
-@pytest.fixture(scope="module", params=[(2, "shm"), (3, "shm"), (3, "tcp")], ids=str)
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(*request.param) as pool:
-        yield pool
+ranks = ranks_fixture((2, "shm"), (3, "shm"), (3, "tcp"))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(calls=st.lists(CALLS, min_size=1, max_size=12))
-def test_random_group_equals_its_single_calls(ranks: NativeRanks, calls: list[dict[str, Any]]) -> None:
+def test_random_group_equals_its_single_calls(ranks: Ranks, calls: list[dict[str, Any]]) -> None:
     ranks.run_calls(any_group, calls)
 
 
@@ -562,7 +547,7 @@ def disagree(world: Any) -> str:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_mismatch_error_shows_the_array_of_a_group_that_differs(transport: str) -> None:
-    with NativeRanks(2, transport) as ranks:
+    with start_ranks(2, transport) as ranks:
         for text in ranks.run_calls(disagree):
             assert text.startswith("MismatchError")
             assert "float64[2]" in text

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
-from support.native_ranks import Job, LastingJob, new_key
 from support.outcomes import fail, summed
+from support.ranks import Job, LastingJob, new_key
 
 import unisono as un
 from unisono.transports.links.dialer import DialingRank, Target, dial

@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import array_shapes
-from support import fabric_ranks
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
 from support.outcomes import error_of
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
-from unisono.collectives.calls.planning import HostLayout
 from unisono.transports import _core
 
 pytestmark = pytest.mark.timeout(120)
 
 
-class Threads:
-    """Ranks as threads, each with a communicator over the generic executor."""
-
-    def run_calls(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        return LocalRanks(4).run(lambda executor: fn(communicator_of(executor), *args))
-
-
-def communicator_of(executor: Any) -> un.Communicator:
-    return un.Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), un.Options())
-
-
-@pytest.fixture(scope="module", params=["generic", "shm", "tcp"])
-def four(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "generic":
-        yield Threads()
-    else:
-        with fabric_ranks.started(4, request.param) as started:
-            yield started
-
-
-@pytest.fixture(params=["shm", "tcp"])
-def fresh(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, request.param) as started:
-        yield started
+four = ranks_fixture((4, "generic"), (4, "shm"), (4, "tcp"))
+fresh = ranks_fixture((2, "shm"), (2, "tcp"), scope="function")
 
 
 # dims, periodic, width, corners, trailing axes, dtype, layout, size of a part along each dimension
@@ -221,7 +196,7 @@ def of_other_lengths(world: un.Communicator) -> tuple[str, str]:
     return error_of(exchange)
 
 
-def test_parts_that_do_not_fit_get_an_error_with_both_sizes(fresh: NativeRanks) -> None:
+def test_parts_that_do_not_fit_get_an_error_with_both_sizes(fresh: Ranks) -> None:
     kinds, texts = zip(*fresh.run_calls(of_other_lengths), strict=True)
     assert set(kinds) == {"MismatchError"}
     assert any(text in texts[0] for text in ("rank 1 sent 24 bytes, where 16", "rank 0 sent 16 bytes, where 24")), texts

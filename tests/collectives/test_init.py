@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S, eventually
 from support.harness import message_algorithms
-from support.native_ranks import Job
 from support.ports import free_port
 from support.programs import by_variables
+from support.ranks import Job
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import algorithms_of

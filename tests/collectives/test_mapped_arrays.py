@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.harness import message_algorithms
-from support.native_ranks import Job, NativeRanks
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.dtypes import DTYPES
@@ -22,10 +21,7 @@ from unisono.dtypes import DTYPES
 bounded = settings(max_examples=40, deadline=None, derandomize=True)
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(request.param, "shm") as started:
-        yield started
+ranks = ranks_fixture((2, "shm"), (3, "shm"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,7 +143,7 @@ COUNTS = st.one_of(st.integers(0, 5000), st.integers(2000, 900_000))
 )
 @bounded
 def test_results_do_not_depend_on_arrays_being_in_arenas(
-    ranks: NativeRanks, count: int, places: list[tuple[str, str, int, int]], algorithm: str, in_place: bool
+    ranks: Ranks, count: int, places: list[tuple[str, str, int, int]], algorithm: str, in_place: bool
 ) -> None:
     total = contribution(0, count) * (ranks.size * (ranks.size + 1) // 2)
     root = count % ranks.size
@@ -178,7 +174,7 @@ def exchanged(world: un.Communicator, counts: list[int], places: list[tuple[str,
 @given(counts=st.lists(COUNTS, max_size=4), places=st.lists(PLACE, min_size=3, max_size=3))
 @bounded
 def test_messages_arrive_from_and_into_arenas(
-    ranks: NativeRanks, counts: list[int], places: list[tuple[str, str, int, int]]
+    ranks: Ranks, counts: list[int], places: list[tuple[str, str, int, int]]
 ) -> None:
     assert all(ranks.run_calls(exchanged, counts, places))
 
@@ -199,7 +195,7 @@ def called_often(world: un.Communicator) -> tuple[int, int, int]:
     return mappings()
 
 
-def test_calls_on_many_arenas_leave_few_mappings(ranks: NativeRanks) -> None:
+def test_calls_on_many_arenas_leave_few_mappings(ranks: Ranks) -> None:
     for mapped in ranks.run_calls(called_often):
         assert mapped < 20  # far fewer mappings than arrays
 

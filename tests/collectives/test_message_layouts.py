@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support import fabric_ranks
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
+from support.ranks import ranks_fixture, start_ranks
 
 import unisono as un
-from unisono.collectives.calls.planning import HostLayout
 from unisono.testing.device_arrays import DoubleArray, device_double, read
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda.device import Stream
@@ -30,26 +27,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Threads:
-    """Ranks as threads, each with a communicator over the generic executor."""
-
-    size = 2
-
-    def run_calls(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        return LocalRanks(2).run(lambda executor: fn(communicator_of(executor), *args))
-
-
-def communicator_of(executor: Any) -> un.Communicator:
-    return un.Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), un.Options())
-
-
-@pytest.fixture(scope="module", params=["generic", "shm", "tcp", *fabric_ranks.SETS])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "generic":
-        yield Threads()
-    else:
-        with fabric_ranks.started(2, request.param) as started:
-            yield started
+ranks = ranks_fixture((2, "generic"), (2, "shm"), (2, "tcp"), (2, "ucx"), (2, "openmpi"), (2, "mpich"))
 
 
 def received(world: un.Communicator, how: str, x: Any, out: Any) -> Any:
@@ -161,11 +139,8 @@ def disagreement(world: un.Communicator, sent: Any, expected: Any, peeks: bool) 
 )
 @pytest.mark.parametrize("transport", ["generic", "shm", "tcp"])
 def test_other_shape_is_a_mismatch_on_both_ranks(sent: Any, expected: Any, text: str, transport: str) -> None:
-    if transport == "generic":
-        errors = Threads().run_calls(disagreement, sent, expected, False)
-    else:
-        with NativeRanks(2, transport) as started:
-            errors = started.run_calls(disagreement, sent, expected, True)
+    with start_ranks(2, transport) as started:
+        errors = started.run_calls(disagreement, sent, expected, transport != "generic")
     for kind, message in errors:
         assert kind == "MismatchError", message
         assert text in message
@@ -213,5 +188,5 @@ def between_devices(comm: un.Communicator, gpu: Gpu, stream: Stream, sender: str
 
 
 def test_element_arrives_at_its_index_on_a_device() -> None:
-    with NativeRanks(2, "shm") as started:
+    with start_ranks(2, "shm") as started:
         assert started.run_calls(on_double) == [[], []]

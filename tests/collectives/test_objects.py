@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support import fabric_ranks
 from support.deadlines import DEADLINE_S
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 
@@ -27,16 +26,10 @@ lengths = st.lists(st.sampled_from([0, 3, (1 << 16) - 1, 1 << 16, 200_001]), max
 objects = st.tuples(plain, lengths)
 
 
-@pytest.fixture(scope="module", params=[(1, "shm"), (3, "shm"), (3, "tcp")], ids=str)
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(*request.param) as started:
-        yield started
+ranks = ranks_fixture((1, "shm"), (3, "shm"), (3, "tcp"))
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def three(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(3, request.param) as started:
-        yield started
+three = ranks_fixture((3, "shm"), (3, "tcp"))
 
 
 def kind_and_message(call: Callable[[], Any]) -> tuple[str, str]:
@@ -81,7 +74,7 @@ def exchange(world: un.Communicator, recipes: list[Any], root: int) -> bool:
 
 @bounded
 @given(recipes=st.lists(objects, min_size=3, max_size=3), root=st.integers(0, 2))
-def test_objects_arrive_equal_in_object_collectives(ranks: NativeRanks, recipes: list[Any], root: int) -> None:
+def test_objects_arrive_equal_in_object_collectives(ranks: Ranks, recipes: list[Any], root: int) -> None:
     assert ranks.run_calls(exchange, recipes[: ranks.size], root % ranks.size) == [True] * ranks.size
 
 
@@ -104,7 +97,7 @@ def hand_around(world: un.Communicator, recipe: Any) -> bool:
 
 @bounded
 @given(recipe=objects)
-def test_objects_arrive_equal_in_messages(three: NativeRanks, recipe: Any) -> None:
+def test_objects_arrive_equal_in_messages(three: Ranks, recipe: Any) -> None:
     assert three.run_calls(hand_around, recipe) == [True] * 3
 
 
@@ -113,7 +106,7 @@ def use_on_a_subgroup(world: un.Communicator) -> Any:
         return part.allgather_object(world.rank), part.scatter_object(list("abc") if part.rank == 0 else None)
 
 
-def test_object_calls_use_ranks_of_the_subcommunicator(three: NativeRanks) -> None:
+def test_object_calls_use_ranks_of_the_subcommunicator(three: Ranks) -> None:
     assert three.run_calls(use_on_a_subgroup) == [([2, 1, 0], "c"), ([2, 1, 0], "b"), ([2, 1, 0], "a")]
 
 
@@ -128,7 +121,7 @@ def memory_of_a_large_array(world: un.Communicator) -> Any:
     return bool(is_own), parts[world.rank]["x"] is x, float(theirs[LARGE - 1, 1]), sent >= x.nbytes
 
 
-def test_large_array_in_an_object_arrives_in_its_own_memory(three: NativeRanks) -> None:
+def test_large_array_in_an_object_arrives_in_its_own_memory(three: Ranks) -> None:
     results = three.run_calls(memory_of_a_large_array)
     assert results == [(True, True, float((rank + 1) % 3), True) for rank in range(3)]
 
@@ -149,8 +142,7 @@ def carriers(world: un.Communicator, recipe: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["ucx", "ucx_core", "openmpi"])
 def test_objects_use_authenticated_links_when_array_links_are_not(name: str) -> None:
-    fabric_ranks.require("ucx" if name == "ucx_core" else name)
-    with NativeRanks(3, name) if name == "ucx_core" else fabric_ranks.started(3, name) as ranks:
+    with start_ranks(3, name) as ranks:
         library = "mpi" if name == "openmpi" else name
         for rank, result in enumerate(ranks.run_calls(carriers, ({"a": 1}, [LARGE]))):
             is_right, names, (of_arrays, of_objects), carried = result
@@ -165,7 +157,7 @@ def disagree(world: un.Communicator) -> tuple[str, str]:
 
 
 def test_mismatch_is_detected_when_objects_use_other_links() -> None:
-    with fabric_ranks.started(2, "ucx") as ranks:
+    with start_ranks(2, "ucx") as ranks:
         for kind, text in ranks.run_calls(disagree):
             assert kind == "MismatchError"
             assert "allreduce(float64[5]" in text
@@ -197,7 +189,7 @@ def fail_to_pickle(world: un.Communicator, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_unpicklable_object_is_an_error_on_every_rank_and_calls_go_on(three: NativeRanks, name: str) -> None:
+def test_unpicklable_object_is_an_error_on_every_rank_and_calls_go_on(three: Ranks, name: str) -> None:
     expected = "rank 1 cannot pickle its object: RuntimeError: no pickles of this"
     assert three.run_calls(fail_to_pickle, name) == [("UsageError", expected, 3)] * 3
 
@@ -211,7 +203,7 @@ def fail_to_send(world: un.Communicator) -> Any:
     return (*error, int(world.allreduce(np.array(1))))
 
 
-def test_receiver_of_an_unpicklable_object_gets_an_error(three: NativeRanks) -> None:
+def test_receiver_of_an_unpicklable_object_gets_an_error(three: Ranks) -> None:
     expected = ("UsageError", "rank 1 cannot pickle its object: RuntimeError: no pickles of this", 3)
     assert three.run_calls(fail_to_send) == [expected, expected, ("", "", 3)]
 
@@ -224,7 +216,7 @@ def fail_to_unpickle(world: un.Communicator) -> Any:
     return (*error, int(world.allreduce(np.array(1))))
 
 
-def test_object_that_fails_to_unpickle_is_an_error_on_its_receiver(three: NativeRanks) -> None:
+def test_object_that_fails_to_unpickle_is_an_error_on_its_receiver(three: Ranks) -> None:
     first, second, root = three.run_calls(fail_to_unpickle)
     assert first == second == ("", "", 3)
     assert root == ("UsageError", POISON, 3)
@@ -248,7 +240,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> Any:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_object_call_is_refused_locally_and_later_calls_work(three: NativeRanks, what: str) -> None:
+def test_wrong_object_call_is_refused_locally_and_later_calls_work(three: Ranks, what: str) -> None:
     assert three.run_calls(err_then_go_on, what) == [("", "fine"), ("", "fine"), ("UsageError", "fine")]
 
 
@@ -259,7 +251,7 @@ def forget_to_send(world: un.Communicator) -> Any:
 
 
 def test_missing_object_message_times_out() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         for kind, text in ranks.run_calls(forget_to_send):
             assert kind == "CollectiveTimeoutError"
             assert "for a message from rank 1" in text

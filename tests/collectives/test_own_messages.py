@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 from unisono.dtypes import DTYPES
@@ -22,19 +21,8 @@ MOST = OWN_BUFFER_NBYTES - OWN_MESSAGE_NBYTES  # the longest message that fits i
 BYTE = DTYPES["uint8"]
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def two(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, request.param) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=["local", "shm"])
-def executors(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "local":
-        yield LocalRanks(2)
-    else:
-        with NativeRanks(2, "shm") as started:
-            yield started
+two = ranks_fixture((2, "shm"), (2, "tcp"))
+executors = ranks_fixture((2, "generic"), (2, "shm"))
 
 
 def text_of(call: Callable[[], object]) -> str:
@@ -192,7 +180,7 @@ def to_itself(world: un.Communicator) -> None:
     np.testing.assert_array_equal(world.recv_object(me), np.arange(20_000.0))
 
 
-def test_rank_sends_and_receives_to_itself_in_every_form(two: NativeRanks) -> None:
+def test_rank_sends_and_receives_to_itself_in_every_form(two: Ranks) -> None:
     two.run_calls(to_itself)
 
 
@@ -248,7 +236,7 @@ class un_buffered:  # noqa: N801
         self.world.recv(np.zeros(100_000), self.world.rank)
 
 
-def test_own_message_that_would_wait_for_itself_is_refused(two: NativeRanks) -> None:
+def test_own_message_that_would_wait_for_itself_is_refused(two: Ranks) -> None:
     for texts in two.run_calls(refused):
         assert [("to this rank itself" in text or "for this rank itself" in text) for text in texts] == [True] * 6
         assert "1600000 bytes" in texts[0]
@@ -266,7 +254,7 @@ def from_threads(world: un.Communicator) -> float:
     return float(out[0])
 
 
-def test_threads_of_a_rank_send_to_each_other(two: NativeRanks) -> None:
+def test_threads_of_a_rank_send_to_each_other(two: Ranks) -> None:
     assert two.run_calls(from_threads) == [199.0, 199.0]
 
 
@@ -278,7 +266,7 @@ def alone(world: un.Communicator) -> Any:
         return mine.recv(np.zeros(3, int), un.ANY_SOURCE, un.ANY_TAG).tolist()
 
 
-def test_only_rank_of_a_communicator_sends_to_itself(two: NativeRanks) -> None:
+def test_only_rank_of_a_communicator_sends_to_itself(two: Ranks) -> None:
     assert two.run_calls(alone) == [[0, 1, 2]] * 2
 
 
@@ -318,7 +306,7 @@ def with_nobody(world: un.Communicator) -> None:
     assert out.tolist() == ([7] * 3 if world.rank == 0 else [world.rank - 1] * 3)
 
 
-def test_message_with_nobody_does_nothing_and_ends_at_once(two: NativeRanks) -> None:
+def test_message_with_nobody_does_nothing_and_ends_at_once(two: Ranks) -> None:
     two.run_calls(with_nobody)
 
 
@@ -340,7 +328,7 @@ def wrong_with_nobody(world: un.Communicator) -> list[str]:
     return [*texts, text_of(lambda: closed.send(np.zeros(1), un.NOBODY))]
 
 
-def test_wrong_call_with_nobody_is_refused(two: NativeRanks) -> None:
+def test_wrong_call_with_nobody_is_refused(two: Ranks) -> None:
     expected = [
         "tag must",
         "Python objects",

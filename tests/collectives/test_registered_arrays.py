@@ -6,7 +6,6 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,8 @@ from unittest import mock
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.collectives.device import registered_arrays
@@ -38,10 +37,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[NativeRanks]:
-    with NativeRanks(2, "cuda_ipc,shm") as started:
-        yield started
+two = ranks_fixture((2, "cuda_ipc,shm"))
 
 
 class Copies:
@@ -137,7 +133,7 @@ MIXTURES = [
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "alltoall"])
 @pytest.mark.parametrize("registered", MIXTURES)
 def test_plans_are_right_for_any_mixture_of_registered_arrays(
-    two: NativeRanks, way: str, registered: tuple[tuple[bool, bool], ...], name: str
+    two: Ranks, way: str, registered: tuple[tuple[bool, bool], ...], name: str
 ) -> None:
     assert [wrong for _, wrong in two.run_calls(planned, way, registered, name)] == [[], []]
 
@@ -152,7 +148,7 @@ def test_plans_are_right_for_any_mixture_of_registered_arrays(
     ],
 )
 def test_plans_on_registered_arrays_need_no_images(
-    two: NativeRanks, way: str, name: str, algorithm: str | None, saved: float
+    two: Ranks, way: str, name: str, algorithm: str | None, saved: float
 ) -> None:
     direct, by_images = (
         two.run_calls(planned, way, ((registered,) * 2,) * 2, name, algorithm)[0][0][-1] for registered in (True, False)
@@ -177,7 +173,7 @@ def of_several_arrays(world: un.Communicator) -> list[Any]:
     return results
 
 
-def test_plans_on_several_arrays_agree_on_each(two: NativeRanks) -> None:
+def test_plans_on_several_arrays_agree_on_each(two: Ranks) -> None:
     assert two.run_calls(of_several_arrays) == [[[8.0], [16.0]]] * 2
 
 
@@ -231,7 +227,7 @@ def dropped(world: un.Communicator) -> list[int]:
     return remains
 
 
-def test_registered_memory_lives_until_no_communicator_shows_it(two: NativeRanks) -> None:
+def test_registered_memory_lives_until_no_communicator_shows_it(two: Ranks) -> None:
     assert two.run_calls(dropped) == [[1, 0]] * 2
 
 
@@ -261,7 +257,7 @@ def without_holding(registry: Registry, block: Block) -> bytes:
 
 
 def test_double_traps_registered_memory_that_is_freed_while_it_is_shown() -> None:
-    with NativeRanks(2, "cuda_ipc,shm") as ranks:
+    with start_ranks(2, "cuda_ipc,shm") as ranks:
         assert "have it open" in str(ranks.run_calls(freed_too_early)[0])
 
 

@@ -13,8 +13,7 @@ import ml_dtypes  # it also registers the dtypes bfloat16 and float8 with numpy
 import numpy as np
 import pytest
 from support.float_modes import MODES, mode
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
+from support.ranks import LocalRanks, Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.algorithms.catalogue.algorithm import Order
@@ -165,7 +164,7 @@ def test_segments_do_not_change_reproducible_bits() -> None:
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "tcp"), (9, "shm")])
 def test_native_ranks_give_reproducible_bits_over_every_transport(size: int, transport: str) -> None:
-    with NativeRanks(size, transport) as ranks:
+    with start_ranks(size, transport) as ranks:
         check(ranks.run_calls, size, MANY, ["float16", "bfloat16", "float32", "float64"], CANONICAL)
         check(ranks.run_calls, size, MANY, NARROW, ONCE)
 
@@ -177,10 +176,7 @@ def test_tree_and_sequential_orders_give_different_bits() -> None:
     assert len({order.tobytes() for order in orders}) == 4
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def three(request: pytest.FixtureRequest) -> Any:
-    with NativeRanks(3, request.param) as started:
-        yield started
+three = ranks_fixture((3, "shm"), (3, "tcp"))
 
 
 def scanned(world: un.Communicator, count: int) -> tuple[list[float], list[float]]:
@@ -188,7 +184,7 @@ def scanned(world: un.Communicator, count: int) -> tuple[list[float], list[float
     return world.scan(x, reproducible=True).tolist(), world.exscan(x, reproducible=True).tolist()
 
 
-def test_reproducible_scan_combines_from_rank_to_rank(three: NativeRanks) -> None:
+def test_reproducible_scan_combines_from_rank_to_rank(three: Ranks) -> None:
     for count in (5, 40_000):
         xs = [values_of(rank, count, "float32") for rank in range(3)]
         before = [np.zeros(count, "float32"), xs[0], xs[0] + xs[1]]
@@ -228,7 +224,7 @@ def prefixes_once(size: int, rank: int) -> list[bytes]:
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "tcp"), (5, "shm")])
 def test_scan_accumulated_in_float32_rounds_each_prefix_once(size: int, transport: str) -> None:
-    with NativeRanks(size, transport) as ranks:
+    with start_ranks(size, transport) as ranks:
         assert ranks.run_calls(scanned_once) == [prefixes_once(size, rank) for rank in range(size)]
 
 
@@ -246,7 +242,7 @@ def counted(world: un.Communicator, counts: Sequence[int]) -> tuple[bytes, bytes
     )
 
 
-def test_reproducible_reduce_scatterv_has_the_bits_of_the_model(three: NativeRanks) -> None:
+def test_reproducible_reduce_scatterv_has_the_bits_of_the_model(three: Ranks) -> None:
     counts = (4000, 0, 3)
     xs = [values_of(rank, sum(counts), "bfloat16") for rank in range(3)]
     ends = np.cumsum(counts)[:-1]
@@ -308,7 +304,7 @@ def in_mode(world: un.Communicator, name: str, repeats: Sequence[int]) -> dict[t
 
 @pytest.mark.parametrize(("size", "transport"), [(3, "generic"), (3, "shm"), (2, "tcp")])
 def test_floating_point_mode_of_the_program_does_not_change_bits(size: int, transport: str) -> None:
-    with NativeRanks(size, transport) if transport != "generic" else nullcontext() as ranks:
+    with start_ranks(size, transport) if transport != "generic" else nullcontext() as ranks:
         run = local(size) if ranks is None else ranks.run_calls
         repeats = (4,) if ranks is None else (4, 8000)  # the longer arrays are processed in several pieces
         usual = run(in_mode, "default", repeats)
@@ -328,7 +324,7 @@ def sent_nbytes(world: un.Communicator, given: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("given", [CANONICAL, ONCE], ids=str)
-def test_reproducible_allreduce_sends_the_minimum(three: NativeRanks, given: dict[str, Any]) -> None:
+def test_reproducible_allreduce_sends_the_minimum(three: Ranks, given: dict[str, Any]) -> None:
     assert three.run_calls(sent_nbytes, given) == [2 * 2 * 2 * 100_000] * 3
 
 
@@ -368,7 +364,7 @@ def explained(world: un.Communicator) -> list[str]:
     return [explanation.choice.algorithm for explanation in asked]
 
 
-def test_reproducible_integers_use_the_default_algorithm(three: NativeRanks) -> None:
+def test_reproducible_integers_use_the_default_algorithm(three: Ranks) -> None:
     canonical, integers, default_integers, once, wide, default = three.run_calls(explained)[0]
     assert (canonical, once) == ("balanced_tree", "all_pairs")
     assert integers == default_integers
@@ -386,7 +382,7 @@ def calls_from_the_cache(world: un.Communicator) -> bool:
     return all(one.tobytes() == other.tobytes() for one, other in zip(first, second, strict=True))
 
 
-def test_call_cache_knows_reproducible_and_accumulate_arguments(three: NativeRanks) -> None:
+def test_call_cache_knows_reproducible_and_accumulate_arguments(three: Ranks) -> None:
     assert three.run_calls(calls_from_the_cache) == [True] * 3
     assert algorithm_request("ring", True, None) is algorithm_request("ring", True, None)
 
@@ -446,7 +442,7 @@ def refused(world: un.Communicator, what: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_reproducible_call_is_refused_and_later_calls_work(three: NativeRanks, what: str) -> None:
+def test_wrong_reproducible_call_is_refused_and_later_calls_work(three: Ranks, what: str) -> None:
     for error, after in three.run_calls(refused, what):
         assert WRONG[what][1] in error
         assert after == 3.0
@@ -473,6 +469,6 @@ def disagreeing(world: un.Communicator, dtype: str, given: dict[str, Any]) -> st
 def test_ranks_with_different_reproducible_arguments_mismatch(
     transport: str, dtype: str, given: dict[str, Any], shown: str
 ) -> None:
-    with NativeRanks(2, transport) as ranks:
+    with start_ranks(2, transport) as ranks:
         for message in ranks.run_calls(disagreeing, dtype, given):
             assert shown in message

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
-from support.native_ranks import Job
 from support.outcomes import fail, summed
+from support.ranks import Job
 
 import unisono as un
 

@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.collectives.calls import places
@@ -28,17 +28,11 @@ bounded = settings(max_examples=12, deadline=None, derandomize=True)
 small_or_extreme = st.one_of(st.integers(-2, 2), st.sampled_from([-(1 << 63), (1 << 63) - 1]))
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def four(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(4, request.param) as started:
-        yield started
+four = ranks_fixture((4, "shm"), (4, "tcp"))
 
 
-@pytest.fixture(params=["shm", "tcp"])
-def fresh(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    """Start ranks for one test, which may end their job."""
-    with NativeRanks(4, request.param) as started:
-        yield started
+# Start ranks for one test, which may end their job.
+fresh = ranks_fixture((4, "shm"), (4, "tcp"), scope="function")
 
 
 # --- members -------------------------------------------------------------------------------------------------------
@@ -77,7 +71,7 @@ def split_by_model(colors: list[Any], keys: list[Any]) -> list[Any]:
     colors=st.lists(st.one_of(st.none(), small_or_extreme), min_size=4, max_size=4),
     keys=st.lists(st.one_of(st.none(), small_or_extreme), min_size=4, max_size=4),
 )
-def test_split_is_by_color_and_key(four: NativeRanks, colors: list[Any], keys: list[Any]) -> None:
+def test_split_is_by_color_and_key(four: Ranks, colors: list[Any], keys: list[Any]) -> None:
     assert four.run_calls(split_and_compute, colors, keys) == split_by_model(colors, keys)
 
 
@@ -90,7 +84,7 @@ def split_by_place(world: un.Communicator) -> list[Any]:
     return results
 
 
-def test_split_by_place_joins_the_ranks_of_one_machine(four: NativeRanks) -> None:
+def test_split_by_place_joins_the_ranks_of_one_machine(four: Ranks) -> None:
     for shared, host, numa, (kind, text), (_, both) in four.run_calls(split_by_place):
         assert shared == host == numa == ((3, 2, 1, 0), 4)
         assert kind == "UsageError"
@@ -129,7 +123,7 @@ def nest(world: un.Communicator) -> Any:
             return two.world_ranks, two.rank, int(result[0]), sorted(two.stats())
 
 
-def test_nested_subgroups_keep_their_requested_order(four: NativeRanks) -> None:
+def test_nested_subgroups_keep_their_requested_order(four: Ranks) -> None:
     none, *others = four.run_calls(nest)
     assert none is None
     assert others == [((3, 2, 1), 2), ((2, 3), 0, 3, [1]), ((2, 3), 1, 2, [0])]
@@ -140,7 +134,7 @@ def be_alone(world: un.Communicator) -> float:
         return float(alone.allreduce(np.full(3, world.rank + 1.0), "avg").sum())
 
 
-def test_subgroup_may_have_a_single_rank(four: NativeRanks) -> None:
+def test_subgroup_may_have_a_single_rank(four: Ranks) -> None:
     assert four.run_calls(be_alone) == [3.0, 6.0, 9.0, 12.0]
 
 
@@ -151,7 +145,7 @@ def host_views(world: un.Communicator) -> Any:
         return local.world_ranks, int(local.allreduce(np.array(world.rank))), total
 
 
-def test_host_and_leader_communicators_have_the_expected_ranks(four: NativeRanks) -> None:
+def test_host_and_leader_communicators_have_the_expected_ranks(four: Ranks) -> None:
     assert four.run_calls(host_views) == [((0, 1, 2, 3), 6, 1)] + [((0, 1, 2, 3), 6, None)] * 3
 
 
@@ -164,7 +158,7 @@ def plan_and_count(world: un.Communicator) -> Any:
         return float(x[0]), half.explain("allreduce", 400).choice, set(half.stats())
 
 
-def test_subgroup_has_its_own_persistent_calls_stats_and_choices(four: NativeRanks) -> None:
+def test_subgroup_has_its_own_persistent_calls_stats_and_choices(four: Ranks) -> None:
     results = four.run_calls(plan_and_count)
     assert [row[0] for row in results] == [8.0] * 4
     assert len({row[1] for row in results}) == 1
@@ -183,7 +177,7 @@ def gather_nothing(world: un.Communicator) -> int:
         return -1 if gathered is None else gathered.size
 
 
-def test_rank_with_nothing_to_exchange_may_close_its_subgroup_early(fresh: NativeRanks) -> None:
+def test_rank_with_nothing_to_exchange_may_close_its_subgroup_early(fresh: Ranks) -> None:
     assert fresh.run_calls(gather_nothing) == [-1, -1, -1, 0]
 
 
@@ -206,7 +200,7 @@ def interleave(world: un.Communicator, seed: int) -> bool:
 
 @bounded
 @given(seed=st.integers(0, 1 << 30))
-def test_overlapping_communicators_may_be_called_in_any_order(four: NativeRanks, seed: int) -> None:
+def test_overlapping_communicators_may_be_called_in_any_order(four: Ranks, seed: int) -> None:
     assert four.run_calls(interleave, seed) == [True] * 4
 
 
@@ -230,7 +224,7 @@ def cross(world: un.Communicator) -> list[int]:
     return results
 
 
-def test_two_threads_on_two_communicators_do_not_wait_for_each_other(four: NativeRanks) -> None:
+def test_two_threads_on_two_communicators_do_not_wait_for_each_other(four: Ranks) -> None:
     assert four.run_calls(cross) == [[80, 160]] * 4
 
 
@@ -251,7 +245,7 @@ def share(world: un.Communicator) -> list[float]:
         return totals
 
 
-def test_threads_may_make_the_same_calls_on_one_communicator(four: NativeRanks) -> None:
+def test_threads_may_make_the_same_calls_on_one_communicator(four: Ranks) -> None:
     assert four.run_calls(share) == [[156.0, 156.0]] * 4
 
 
@@ -279,7 +273,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_subgroup_is_refused_locally_and_later_calls_work(four: NativeRanks, what: str) -> None:
+def test_wrong_subgroup_is_refused_locally_and_later_calls_work(four: Ranks, what: str) -> None:
     results = four.run_calls(err_then_go_on, what)
     assert [row[0] for row in results] == ["", "UsageError", "", ""]
     assert [row[1] for row in results] == [4] * 4
@@ -298,7 +292,7 @@ def close_in_turn(world: un.Communicator) -> list[str]:
     return [*kinds, error_of(other.barrier)[0], error_of(lambda: world.split(0))[0], error_of(world.dup)[0]]
 
 
-def test_closing_a_communicator_closes_its_descendants_only(fresh: NativeRanks) -> None:
+def test_closing_a_communicator_closes_its_descendants_only(fresh: Ranks) -> None:
     assert fresh.run_calls(close_in_turn) == [["UsageError", "UsageError", "", "", *["UsageError"] * 3]] * 4
 
 
@@ -313,7 +307,7 @@ def leave_one(world: un.Communicator) -> tuple[str, str]:
     return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
-def test_peer_lost_error_of_a_subgroup_names_the_world_rank(fresh: NativeRanks) -> None:
+def test_peer_lost_error_of_a_subgroup_names_the_world_rank(fresh: Ranks) -> None:
     for kind, text in fresh.run_calls(leave_one):
         assert kind == "PeerLostError", text
         assert "rank 2" in text
@@ -330,7 +324,7 @@ def come_late(world: un.Communicator) -> tuple[str, str]:
     return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
-def test_late_call_on_a_subgroup_says_that_the_peer_departed(fresh: NativeRanks) -> None:
+def test_late_call_on_a_subgroup_says_that_the_peer_departed(fresh: Ranks) -> None:
     for kind, text in fresh.run_calls(come_late):
         assert kind == "PeerLostError", text
         assert "rank 1" in text
@@ -357,7 +351,7 @@ def fork_and_go_on(world: un.Communicator) -> tuple[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_subgroup_call_in_a_forked_child_is_refused(fresh: NativeRanks) -> None:
+def test_subgroup_call_in_a_forked_child_is_refused(fresh: Ranks) -> None:
     *others, last = fresh.run_calls(fork_and_go_on)
     assert others == [("", 4)] * 3
     assert last[1] == 4
@@ -372,7 +366,7 @@ def disagree(world: un.Communicator) -> tuple[str, str]:
     return error_of(lambda: pair.allreduce(X if world.rank == 2 else X[:7]))
 
 
-def test_mismatch_error_of_a_subgroup_names_world_ranks(fresh: NativeRanks) -> None:
+def test_mismatch_error_of_a_subgroup_names_world_ranks(fresh: Ranks) -> None:
     for kind, text in fresh.run_calls(disagree):
         assert kind == "MismatchError", text
         assert "rank 2 called allreduce(float32[8], op=sum) in ranks 3 and 2 at " in text
@@ -388,7 +382,7 @@ def send_too_much(world: un.Communicator) -> tuple[str, str]:
     )
 
 
-def test_wrong_message_in_a_subgroup_names_the_world_rank_of_its_sender(fresh: NativeRanks) -> None:
+def test_wrong_message_in_a_subgroup_names_the_world_rank_of_its_sender(fresh: Ranks) -> None:
     kind, text = fresh.run_calls(send_too_much)[2]
     assert kind == "MismatchError"
     assert "rank 2: rank 3 sent float32[8] with tag 5" in text
@@ -405,7 +399,7 @@ def call_parent_and_child(world: un.Communicator) -> tuple[str, str]:
         return error_of(lambda: parent.allreduce(X, timeout_s=DEADLINE_S))
 
 
-def test_deadlock_of_parent_and_subgroup_times_out_naming_both_calls(fresh: NativeRanks) -> None:
+def test_deadlock_of_parent_and_subgroup_times_out_naming_both_calls(fresh: Ranks) -> None:
     for kind, text in fresh.run_calls(call_parent_and_child):
         assert kind == "CollectiveTimeoutError", text
         assert "rank 2 waited 0.5 s in call #0 barrier() in ranks 2 and 3 at " in text

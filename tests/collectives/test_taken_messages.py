@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from support.harness import LocalRanks
-from support.native_ranks import NativeRanks
 from support.outcomes import error_of
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.dtypes import DTYPES
@@ -19,10 +17,7 @@ from unisono.transports.contracts.executor import Message
 WAIT_S = 60.0
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def two(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, request.param) as started:
-        yield started
+two = ranks_fixture((2, "shm"), (2, "tcp"))
 
 
 def take(world: un.Communicator) -> None:
@@ -64,7 +59,7 @@ def take(world: un.Communicator) -> None:
     world.barrier()
 
 
-def test_taken_message_is_received_by_its_holder_alone(two: NativeRanks) -> None:
+def test_taken_message_is_received_by_its_holder_alone(two: Ranks) -> None:
     two.run_calls(take)
 
 
@@ -97,7 +92,7 @@ def take_in_threads(world: un.Communicator, count: int) -> int:
     return len(numbers)
 
 
-def test_threads_take_each_message_once(two: NativeRanks) -> None:
+def test_threads_take_each_message_once(two: Ranks) -> None:
     assert two.run_calls(take_in_threads, 60) == [0, 60]
 
 
@@ -122,12 +117,9 @@ def take_by_executor(executor: Any) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("kind", ["local", "shm"])
+@pytest.mark.parametrize("kind", ["generic, buffered", "shm"])
 def test_every_executor_takes_messages(kind: str) -> None:
-    if kind == "local":
-        assert LocalRanks(2, capacity=4).run(take_by_executor) == [[[0, 1, 2, 3, 4]] * 2] * 2
-        return
-    with NativeRanks(2, kind) as ranks:
+    with start_ranks(2, kind) as ranks:
         assert ranks.run(take_by_executor) == [[[0, 1, 2, 3, 4]] * 2] * 2
 
 
@@ -155,7 +147,7 @@ def start_again(world: un.Communicator) -> None:
     assert world.plan("send", x, dest=un.NOBODY)() is None
 
 
-def test_persistent_messages_are_made_again(two: NativeRanks) -> None:
+def test_persistent_messages_are_made_again(two: Ranks) -> None:
     two.run_calls(start_again)
 
 
@@ -180,6 +172,6 @@ def refused(world: un.Communicator) -> list[str]:
     return texts
 
 
-def test_wrong_persistent_message_is_refused(two: NativeRanks) -> None:
+def test_wrong_persistent_message_is_refused(two: Ranks) -> None:
     for text, expected in zip(two.run_calls(refused)[0], WRONG, strict=True):
         assert expected in text

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from support.collective_calls import cases, check_refusals, run_case
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job
+from support.ranks import Job
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import candidates_of

@@ -6,14 +6,14 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job, NativeRanks
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.dtypes import DTYPES
@@ -23,10 +23,7 @@ SIZE = 3
 Say = Callable[[Any], None]
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(SIZE, request.param) as started:
-        yield started
+ranks = ranks_fixture(*[(SIZE, kind) for kind in TRANSPORTS])
 
 
 def raised(call: Callable[[], Any]) -> Any:
@@ -113,7 +110,7 @@ def random_programs(world: un.Communicator, seeds: range, kind: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["new", "own", "mixed"])
-def test_random_programs_leave_the_parts_that_a_serial_program_leaves(ranks: NativeRanks, kind: str) -> None:
+def test_random_programs_leave_the_parts_that_a_serial_program_leaves(ranks: Ranks, kind: str) -> None:
     assert ranks.run_calls(random_programs, range(10), kind) == [50] * SIZE
 
 
@@ -155,7 +152,7 @@ def all_operations(world: un.Communicator) -> Any:
         )
 
 
-def test_every_operation_returns_what_it_should(ranks: NativeRanks) -> None:
+def test_every_operation_returns_what_it_should(ranks: Ranks) -> None:
     expected = [5.0, 0.0], 1.0, [2.0, 2.0, 9.0], [0.5, 9.0], [9.0], [4.0], [3.0, 3.0, 5.0], 0.0
     assert ranks.run_calls(all_operations) == [expected] * SIZE
 
@@ -178,7 +175,7 @@ def large_operations(world: un.Communicator) -> None:
         assert (window.array[: 3 * (length // 3) : 3] == x[: length // 3]).all()
 
 
-def test_operations_of_several_mebibytes_are_whole(ranks: NativeRanks) -> None:
+def test_operations_of_several_mebibytes_are_whole(ranks: Ranks) -> None:
     ranks.run_calls(large_operations)
 
 
@@ -193,7 +190,7 @@ def every_dtype(world: un.Communicator) -> None:
         assert window.array.astype(complex).tolist() == [0, 0, 0, 1 if name == "bool" else world.size]
 
 
-def test_windows_have_every_dtype(ranks: NativeRanks) -> None:
+def test_windows_have_every_dtype(ranks: Ranks) -> None:
     ranks.run_calls(every_dtype)
 
 
@@ -207,7 +204,7 @@ def views_and_lengths(world: un.Communicator) -> Any:
         return window.lengths, pairs.lengths, pairs.array.tolist(), str(refused)
 
 
-def test_parts_have_lengths_of_their_own_and_views_of_other_dtypes(ranks: NativeRanks) -> None:
+def test_parts_have_lengths_of_their_own_and_views_of_other_dtypes(ranks: Ranks) -> None:
     results = ranks.run_calls(views_and_lengths)
     assert [result[:2] for result in results] == [((0, 8, 16), (0, 1, 2))] * SIZE
     assert [result[2] for result in results] == [[], [0.0], [1.5, 2.5]]
@@ -230,7 +227,7 @@ def shared_parts(world: un.Communicator, contiguous: bool) -> Any:
         return parts[0].tolist(), parts[1].tolist(), np.diff(addresses).tolist()
 
 
-def test_ranks_of_a_host_use_parts_of_each_other_as_arrays(ranks: NativeRanks) -> None:
+def test_ranks_of_a_host_use_parts_of_each_other_as_arrays(ranks: Ranks) -> None:
     for contiguous, distance in ((False, 64), (True, 12)):
         results = ranks.run_calls(shared_parts, contiguous)
         if ranks.transport == "shm":
@@ -263,7 +260,7 @@ def contended(world: un.Communicator, rounds: int) -> Any:
     return tickets, sums
 
 
-def test_accumulates_fetches_and_swaps_are_atomic(ranks: NativeRanks) -> None:
+def test_accumulates_fetches_and_swaps_are_atomic(ranks: Ranks) -> None:
     results = ranks.run_calls(contended, 200)
     every = [ticket for tickets, _ in results for ticket in tickets]
     assert sorted(every) == list(range(200 * SIZE))
@@ -313,7 +310,7 @@ def exclusive_counts(world: un.Communicator, rounds: int) -> Any:
         return window.array.tolist()
 
 
-def test_exclusive_locks_exclude_all_others(ranks: NativeRanks) -> None:
+def test_exclusive_locks_exclude_all_others(ranks: Ranks) -> None:
     assert ranks.run_calls(exclusive_counts, 40) == [[40 * SIZE] * 2] * SIZE
 
 
@@ -331,7 +328,7 @@ def served_while_computing(world: un.Communicator) -> Any:
         return None
 
 
-def test_target_need_not_take_part(ranks: NativeRanks) -> None:
+def test_target_need_not_take_part(ranks: Ranks) -> None:
     assert ranks.run_calls(served_while_computing)[0] == [2, 23]
 
 
@@ -365,7 +362,7 @@ def neighbours(world: un.Communicator, rounds: int) -> Any:
         return seen, str(outside), int(window.array[0])
 
 
-def test_groups_open_epochs_by_post_and_start(ranks: NativeRanks) -> None:
+def test_groups_open_epochs_by_post_and_start(ranks: Ranks) -> None:
     for rank, (seen, outside, own) in enumerate(ranks.run_calls(neighbours, 6)):
         left, right = (rank - 1) % SIZE, (rank + 1) % SIZE
         assert seen == [[10 * number + left, 10 * number + right] for number in range(6)]
@@ -462,7 +459,7 @@ def wrong_calls(world: un.Communicator) -> list[str]:
     return errors
 
 
-def test_wrong_calls_are_refused_and_change_nothing(ranks: NativeRanks) -> None:
+def test_wrong_calls_are_refused_and_change_nothing(ranks: Ranks) -> None:
     first, *others = ranks.run_calls(wrong_calls)
     assert len(first) > 60
     assert [errors == first for errors in others] == [True] * (SIZE - 1)
@@ -489,7 +486,7 @@ def refused_by_target(world: un.Communicator) -> Any:
         return [f"{type(error).__name__}: {error.message}" for error in errors], window.array.tolist()
 
 
-def test_target_refuses_what_its_part_does_not_hold_and_names_the_range(ranks: NativeRanks) -> None:
+def test_target_refuses_what_its_part_does_not_hold_and_names_the_range(ranks: Ranks) -> None:
     results = ranks.run_calls(refused_by_target)
     refused = "UsageError: rank 0 refused an operation: "
     assert results[1][0] == [
@@ -511,7 +508,7 @@ def disagree(world: un.Communicator) -> Any:
     return [type(error) for error in errors], int(world.allreduce(np.array(1)))
 
 
-def test_ranks_that_disagree_on_a_window_learn_it_and_go_on(ranks: NativeRanks) -> None:
+def test_ranks_that_disagree_on_a_window_learn_it_and_go_on(ranks: Ranks) -> None:
     assert ranks.run_calls(disagree) == [([un.MismatchError] * 2, SIZE)] * SIZE
 
 
@@ -533,7 +530,7 @@ def closed_with_communicator(world: un.Communicator) -> Any:
     return array[:1] if world.rank == 0 else None, str(error)
 
 
-def test_window_is_closed_with_its_communicator(ranks: NativeRanks) -> None:
+def test_window_is_closed_with_its_communicator(ranks: Ranks) -> None:
     for rank, (array, error) in enumerate(ranks.run_calls(closed_with_communicator)):
         assert array == ([4] if rank == 0 else None)
         assert "this window is closed" in error
@@ -552,7 +549,7 @@ def used_by_forked_child(world: un.Communicator) -> int:
         return status
 
 
-def test_forked_child_cannot_use_the_window_of_its_parent(ranks: NativeRanks) -> None:
+def test_forked_child_cannot_use_the_window_of_its_parent(ranks: Ranks) -> None:
     assert ranks.run_calls(used_by_forked_child) == [0] * SIZE
 
 
@@ -566,7 +563,7 @@ def many_windows(world: un.Communicator, count: int) -> Any:
     return len(os.listdir("/proc/self/fd")) - before
 
 
-def test_freed_windows_leave_no_descriptors(ranks: NativeRanks) -> None:
+def test_freed_windows_leave_no_descriptors(ranks: Ranks) -> None:
     ranks.run_calls(many_windows, 1)
     assert all(more <= 3 for more in ranks.run_calls(many_windows, 8))
 

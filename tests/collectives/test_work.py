@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +19,19 @@ import numpy as np
 import pytest
 from support.array_kinds import INSTALLED, KINDS
 from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
-from support.harness import LocalRanks
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
-from unisono.collectives.calls.planning import HostLayout
-from unisono.collectives.communicator import Communicator
-from unisono.options import Options
 
 SHORT_S = 0.3
 DROPPED = 5
 Say = Callable[[Any], None]
 
 
-class LocalCommunicators:
-    """Ranks as threads of this process, each with a communicator over the generic executor."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def run_calls(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        return LocalRanks(self.size, 8).run(_with_communicator, fn, args)
-
-
-def _with_communicator(executor: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), Options()) as world:
-        return fn(world, *args)
-
-
-JOBS = {"2 ranks, shm": (2, "shm"), "3 ranks, tcp": (3, "tcp"), "3 ranks, generic": (3, None)}
-
-
-@pytest.fixture(scope="module", params=list(JOBS.values()), ids=list(JOBS))
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    size, transport = request.param
-    if transport is None:
-        yield LocalCommunicators(size)
-        return
-    with NativeRanks(size, transport) as started:
-        yield started
-
-
-@pytest.fixture(params=list(JOBS.values()), ids=list(JOBS))
-def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Start ranks for one test, which may end their communicator."""
-    size, transport = request.param
-    if transport is None:
-        yield LocalCommunicators(size)
-        return
-    with NativeRanks(size, transport) as started:
-        yield started
+JOBS = [(2, "shm"), (3, "tcp"), (3, "generic, buffered")]
+ranks = ranks_fixture(*JOBS)
+fresh_ranks = ranks_fixture(*JOBS, scope="function")
 
 
 def never(world: un.Communicator, tag: int = 99, **given: Any) -> un.Work[Any]:
@@ -182,7 +144,7 @@ def keep_many_in_flight(world: un.Communicator, calls: int) -> bool:
 
 
 def test_a_thousand_calls_may_be_in_flight(ranks: Any) -> None:
-    assert all(ranks.run_calls(keep_many_in_flight, 1000 if isinstance(ranks, NativeRanks) else 200))
+    assert all(ranks.run_calls(keep_many_in_flight, 1000 if isinstance(ranks, Ranks) else 200))
 
 
 def drop_works(world: un.Communicator) -> list[float]:

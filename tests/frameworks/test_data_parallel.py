@@ -6,7 +6,6 @@ import importlib.util
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
 from support.float_modes import MODES, mode
-from support.native_ranks import NativeRanks
 from support.outcomes import error_of
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 from unisono.data_parallel import (
@@ -37,10 +36,7 @@ SIZE = 3
 bounded = settings(max_examples=40, deadline=None, derandomize=True)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[NativeRanks]:
-    with NativeRanks(SIZE, "shm") as started:
-        yield started
+ranks = ranks_fixture((SIZE, "shm"))
 
 
 # --- parameters ----------------------------------------------------------------------------------------------------
@@ -66,7 +62,7 @@ def broadcast_all(world: un.Communicator) -> list[str]:
     return [name for name, x in mine.items() if x.tobytes() != of_root[name].tobytes()]
 
 
-def test_broadcast_parameters_copies_those_of_the_root_in_every_dtype(ranks: NativeRanks) -> None:
+def test_broadcast_parameters_copies_those_of_the_root_in_every_dtype(ranks: Ranks) -> None:
     assert ranks.run_calls(broadcast_all) == [[]] * SIZE
 
 
@@ -94,7 +90,7 @@ def diverge(world: un.Communicator, what: str) -> tuple[tuple[str, str], tuple[s
 
 
 @pytest.mark.parametrize("what", DIVERGENT)
-def test_every_rank_names_the_first_array_that_differs_and_its_ranks(ranks: NativeRanks, what: str) -> None:
+def test_every_rank_names_the_first_array_that_differs_and_its_ranks(ranks: Ranks, what: str) -> None:
     text = DIVERGENT[what][1]
     for error, afterwards in ranks.run_calls(diverge, what):
         assert error[0] == ("MismatchError" if text else "")
@@ -150,7 +146,7 @@ def broadcast_foreign(world: un.Communicator) -> list[Any]:
     return [[x.values.tolist() for x in shared], errors]
 
 
-def test_arrays_of_unknown_libraries_are_written_in_place_or_refused(ranks: NativeRanks) -> None:
+def test_arrays_of_unknown_libraries_are_written_in_place_or_refused(ranks: Ranks) -> None:
     for shared, errors in ranks.run_calls(broadcast_foreign):
         assert shared == [[1, 1, 1]] * 2
         assert {kind for kind, _ in errors} == {"UsageError"}
@@ -170,7 +166,7 @@ def refuse(world: un.Communicator) -> list[tuple[str, str]]:
     return errors
 
 
-def test_arguments_that_are_no_named_arrays_are_refused_before_sending(ranks: NativeRanks) -> None:
+def test_arguments_that_are_no_named_arrays_are_refused_before_sending(ranks: Ranks) -> None:
     for *wrong, frozen, number, shapes in ranks.run_calls(refuse):
         assert [kind for kind, _ in wrong] == ["UsageError"] * 7
         assert "pass arrays with their names" in wrong[0][1]
@@ -201,7 +197,7 @@ def of_torch(world: un.Communicator) -> list[str]:
     return [fingerprint(model.state_dict()), first_difference(world, model.state_dict()) or ""]
 
 
-def test_torch_models_are_broadcast_in_place_and_compared(ranks: NativeRanks) -> None:
+def test_torch_models_are_broadcast_in_place_and_compared(ranks: Ranks) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     told = ranks.run_calls(of_torch)
     assert {text for _, text in told} == {"'2.bias' has other bits on rank 1 than on the others (bfloat16[4])"}
@@ -218,7 +214,7 @@ def of_jax(world: un.Communicator) -> list[float]:
     return [float(x) for x in given["w"].reshape(-1)]
 
 
-def test_jax_arrays_are_broadcast_to_new_arrays(ranks: NativeRanks) -> None:
+def test_jax_arrays_are_broadcast_to_new_arrays(ranks: Ranks) -> None:
     pytest.importorskip("jax", reason="make jax installs it")
     assert ranks.run_calls(of_jax) == [[1.0] * 4] * SIZE
 
@@ -251,7 +247,7 @@ def of_keras(world: un.Communicator) -> list[Any]:
     return [before is not None, model.variables[0].numpy().tolist(), error_of(lambda: traced(tf.constant(1.0)))[1]]
 
 
-def test_keras_variables_are_assigned_in_place(ranks: NativeRanks) -> None:
+def test_keras_variables_are_assigned_in_place(ranks: Ranks) -> None:
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec("tensorflow") is None:
         pytest.skip("pip install tensorflow-cpu")
     results = ranks.run_calls(of_keras)
@@ -281,7 +277,7 @@ def average(world: un.Communicator) -> tuple[dict[str, float], list[tuple[str, s
     return result, wrong
 
 
-def test_metrics_are_averaged_by_samples_and_their_names_must_agree(ranks: NativeRanks) -> None:
+def test_metrics_are_averaged_by_samples_and_their_names_must_agree(ranks: Ranks) -> None:
     for result, wrong in ranks.run_calls(average):
         assert result == {"accuracy": 0.5, "loss": 0.5}
         assert [kind for kind, _ in wrong] == ["MismatchError", *["UsageError"] * 4]
@@ -369,7 +365,7 @@ def clip_shards(world: un.Communicator) -> tuple[float, float, float]:
     return sharded, replicated, global_norm(shard, world)
 
 
-def test_norm_of_sharded_arrays_equals_norm_of_the_whole(ranks: NativeRanks) -> None:
+def test_norm_of_sharded_arrays_equals_norm_of_the_whole(ranks: Ranks) -> None:
     for sharded, replicated, clipped in ranks.run_calls(clip_shards):
         assert sharded == replicated == math.sqrt(12 + 36 + 25)
         assert clipped == pytest.approx(1.0, abs=1e-6)
@@ -385,7 +381,7 @@ def numbers_in_mode(world: un.Communicator, name: str) -> list[Any]:
     return [metrics, norm, gradients["a"].tobytes(), factors]
 
 
-def test_norms_and_metrics_agree_bitwise_in_every_floating_point_mode(ranks: NativeRanks) -> None:
+def test_norms_and_metrics_agree_bitwise_in_every_floating_point_mode(ranks: Ranks) -> None:
     for name in MODES:
         first, *others = ranks.run_calls(numbers_in_mode, name)
         assert others == [first] * (SIZE - 1), name

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from support.native_ranks import NativeRanks
 from support.outcomes import error_of
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.collectives.device.workspace import Workspace
@@ -25,16 +25,8 @@ pytestmark = pytest.mark.timeout(120)
 SHAPES = {"weight": (37, 11), "bias": (5,), "empty": (0,), "scale": ()}
 
 
-@pytest.fixture(scope="module", params=["cuda_ipc,shm", "shm"], ids=["by IPC", "staged"])
-def two(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, request.param) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def by_ipc() -> Iterator[NativeRanks]:
-    with NativeRanks(2, "cuda_ipc,shm") as ranks:
-        yield ranks
+two = ranks_fixture((2, "cuda_ipc,shm"), (2, "shm"))
+by_ipc = ranks_fixture((2, "cuda_ipc,shm"))
 
 
 def gradients_of(rank: int, step: int, dtype: str = "float32") -> dict[str, Any]:
@@ -90,9 +82,7 @@ def averages(program: Program, dtype: str) -> float:
 
 @pytest.mark.parametrize("bucket_nbytes", [None, 256])
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("bfloat16", 0.02)])
-def test_gradients_on_a_gpu_are_averaged_there(
-    two: NativeRanks, dtype: str, error: float, bucket_nbytes: int | None
-) -> None:
+def test_gradients_on_a_gpu_are_averaged_there(two: Ranks, dtype: str, error: float, bucket_nbytes: int | None) -> None:
     results = two.run_calls(lambda world: on_double(world, averages, dtype, bucket_nbytes=bucket_nbytes))
     assert max(results) < error
 
@@ -142,7 +132,7 @@ def compressed(program: Program, form: str, steps: int) -> bool:
 
 
 @pytest.mark.parametrize("form", ["int8", "bfloat16", "float16"])
-def test_compression_on_a_gpu_has_the_bits_of_its_definition_and_feeds_errors_back(two: NativeRanks, form: str) -> None:
+def test_compression_on_a_gpu_has_the_bits_of_its_definition_and_feeds_errors_back(two: Ranks, form: str) -> None:
     assert two.run_calls(lambda world: on_double(world, compressed, form, 4, compression=form)) == [True] * 2
 
 
@@ -160,7 +150,7 @@ def sent_by(program: Program) -> int:
     return sum(traffic.sent_nbytes for stats_of_rank in stats for traffic in stats_of_rank.by_ipc.values())
 
 
-def test_compressed_gradients_move_fewer_bytes_between_gpus(by_ipc: NativeRanks) -> None:
+def test_compressed_gradients_move_fewer_bytes_between_gpus(by_ipc: Ranks) -> None:
     plain, narrow, codes = (
         by_ipc.run_calls(lambda world, form=form: on_double(world, traffic_of, compression=form))[0]
         for form in (None, "bfloat16", "int8")
@@ -179,7 +169,7 @@ def with_lag(program: Program) -> list[Any]:
     return [*results, *flushed]
 
 
-def test_gradients_on_a_gpu_come_later_with_a_lag(two: NativeRanks) -> None:
+def test_gradients_on_a_gpu_come_later_with_a_lag(two: Ranks) -> None:
     sums = [3.0, 30.0, 300.0, 3000.0]
     assert two.run_calls(lambda world: on_double(world, with_lag, lag=1, op="sum")) == [[None, *sums]] * 2
 
@@ -197,7 +187,7 @@ def missing_and_new(program: Program) -> list[Any]:
     return results
 
 
-def test_missing_gradients_on_a_gpu_count_as_zeros_and_new_ones_are_averaged(two: NativeRanks) -> None:
+def test_missing_gradients_on_a_gpu_count_as_zeros_and_new_ones_are_averaged(two: Ranks) -> None:
     later = {"all": 1.0, "late": 2.0, "some": 3.0}
     results = two.run_calls(lambda world: on_double(world, missing_and_new, missing="zero"))
     assert results == [[{"all": 1.0, "some": 3.0}, later, later]] * 2
@@ -220,7 +210,7 @@ def refusals(program: Program) -> list[str]:
     return texts
 
 
-def test_gradients_that_a_gpu_cannot_take_are_named_on_all_ranks(by_ipc: NativeRanks) -> None:
+def test_gradients_that_a_gpu_cannot_take_are_named_on_all_ranks(by_ipc: Ranks) -> None:
     for texts in by_ipc.run_calls(lambda world: on_double(world, refusals)):
         mixed, wide, looked_at, apart = texts
         assert "'host' is on the host, and others are on a GPU" in mixed
@@ -252,9 +242,9 @@ ORDERS = ("_on_device", "start", "wait", "deliver")
 @pytest.mark.parametrize("place", ORDERS)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_gradients_on_a_gpu_need_each_order_of_streams(place: str) -> None:
-    with NativeRanks(2, "cuda_ipc,shm") as ranks:
+    with start_ranks(2, "cuda_ipc,shm") as ranks:
         assert "right" not in ranks.run_calls(outcome_without, place)
 
 
-def test_gradients_on_a_gpu_are_right_with_all_orders_of_streams(by_ipc: NativeRanks) -> None:
+def test_gradients_on_a_gpu_are_right_with_all_orders_of_streams(by_ipc: Ranks) -> None:
     assert by_ipc.run_calls(outcome_without, "nowhere") == ["right"] * 2

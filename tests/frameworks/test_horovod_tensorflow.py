@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 from unisono.compat.horovod import job
@@ -22,10 +22,7 @@ pytestmark = pytest.mark.skipif(
 STEPS = 4
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[NativeRanks]:
-    with NativeRanks(2, "shm") as started:
-        yield started
+ranks = ranks_fixture((2, "shm"))
 
 
 def initialized(world: un.Communicator, fn: Callable[..., Any], *arguments: Any) -> Any:
@@ -38,7 +35,7 @@ def initialized(world: un.Communicator, fn: Callable[..., Any], *arguments: Any)
         hvd.shutdown()
 
 
-def on_ranks(ranks: NativeRanks, fn: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(ranks: Ranks, fn: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return the results of ``fn(hvd, …)`` on all ranks, between `init` and `shutdown`."""
     return ranks.run_calls(initialized, fn, *arguments)
 
@@ -91,7 +88,7 @@ def both_modes(hvd: Any) -> Any:
     return [[tf.cast(result, tf.float32).numpy().tolist() for result in results] for results in actual], objects
 
 
-def test_calls_return_what_horovod_defines_in_eager_mode_and_in_graphs(ranks: NativeRanks) -> None:
+def test_calls_return_what_horovod_defines_in_eager_mode_and_in_graphs(ranks: Ranks) -> None:
     for rank, (result, objects) in enumerate(on_ranks(ranks, both_modes)):
         expected = [[1.5, 2.5], [6, 10], [2, 3], [1.5, 2.5], [-1], [3, 5], [3, 5], 3, [[1, 1]]]
         expected += [[0, 1], [[0, 0], [1, 1]], [2, 3]]
@@ -127,7 +124,7 @@ def derivatives(hvd: Any) -> Any:
     ]
 
 
-def test_gradients_flow_as_horovod_defines(ranks: NativeRanks) -> None:
+def test_gradients_flow_as_horovod_defines(ranks: Ranks) -> None:
     for rank, result in enumerate(on_ranks(ranks, derivatives)):
         expected = [[3.0, 3.0], [1.5, 1.5], [1.5] * (rank + 1), [1.5 * rank], [1.0, 2.0], [2.0, 4.0]]
         assert result == [expected] * 2
@@ -153,7 +150,7 @@ def other_orders(hvd: Any) -> Any:
     return results, twice
 
 
-def test_ranks_may_call_in_different_orders_and_a_name_in_use_is_an_error(ranks: NativeRanks) -> None:
+def test_ranks_may_call_in_different_orders_and_a_name_in_use_is_an_error(ranks: Ranks) -> None:
     actual = on_ranks(ranks, other_orders)
     for results, (kind, text) in actual:
         assert results == {"a": 1.5, "b": 1.5}
@@ -195,7 +192,7 @@ def wrong_calls(hvd: Any) -> Any:
     return result, float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="x"))
 
 
-def test_wrong_calls_are_errors_and_later_calls_work(ranks: NativeRanks) -> None:
+def test_wrong_calls_are_errors_and_later_calls_work(ranks: Ranks) -> None:
     for result, later in on_ranks(ranks, wrong_calls):
         assert result["shape"][0] == "NameMismatchError"
         assert "float32[3]" in result["shape"][1]
@@ -229,7 +226,7 @@ def before_init(_: un.Communicator) -> Any:
     return [error_of(call)[1] for call in calls], "torch" in sys.modules
 
 
-def test_calls_before_init_say_so_and_torch_is_not_imported(ranks: NativeRanks) -> None:
+def test_calls_before_init_say_so_and_torch_is_not_imported(ranks: Ranks) -> None:
     for texts, imports_torch in ranks.run_calls(before_init):
         assert all("use hvd.init()" in text for text in texts)
         assert not imports_torch
@@ -286,9 +283,7 @@ def trained(hvd: Any, alone: bool, options: dict[str, Any]) -> Any:
         ({"compression": "fp16", "sparse_as_dense": True}, 1e-2),
     ],
 )
-def test_tape_trains_as_one_process_on_all_samples(
-    ranks: NativeRanks, options: dict[str, Any], tolerance: float
-) -> None:
+def test_tape_trains_as_one_process_on_all_samples(ranks: Ranks, options: dict[str, Any], tolerance: float) -> None:
     alone = on_ranks(ranks, trained, True, {})[0]
     for result in on_ranks(ranks, trained, False, options):
         assert result == pytest.approx(alone, rel=tolerance)
@@ -318,7 +313,7 @@ def special_tapes(hvd: Any) -> Any:
     return local, alone, refused, tape.gradient(loss, {"x": shared})["x"].numpy().tolist()
 
 
-def test_tapes_leave_local_variables_and_other_ranks_alone(ranks: NativeRanks) -> None:
+def test_tapes_leave_local_variables_and_other_ranks_alone(ranks: Ranks) -> None:
     for rank, (local, alone, refused, adasum) in enumerate(on_ranks(ranks, special_tapes)):
         assert local == [[0.5, 0.5], [(rank + 1) / 2]]
         assert alone == [rank + 1.0]
@@ -344,7 +339,7 @@ def step_of_keras(hvd: Any) -> Any:
     return weights
 
 
-def test_optimizers_of_keras_apply_averages(ranks: NativeRanks) -> None:
+def test_optimizers_of_keras_apply_averages(ranks: Ranks) -> None:
     assert on_ranks(ranks, step_of_keras) == [[3.5] * 3] * 2
 
 
@@ -365,7 +360,7 @@ def train_unevenly(hvd: Any) -> Any:
     return values, hvd.join()
 
 
-def test_ranks_that_have_joined_answer_with_zeros(ranks: NativeRanks) -> None:
+def test_ranks_that_have_joined_answer_with_zeros(ranks: Ranks) -> None:
     assert on_ranks(ranks, train_unevenly) == [([3.0], 1), ([3.0, 1.5], 1)]
 
 
@@ -388,7 +383,7 @@ def in_a_session(hvd: Any) -> Any:
     return at_end.final_ops_values.tolist(), passes[0]
 
 
-def test_monitored_session_broadcasts_and_averages(ranks: NativeRanks) -> None:
+def test_monitored_session_broadcasts_and_averages(ranks: Ranks) -> None:
     # The average of the gradients 1 and 2, applied by momentum: 1.5, then 0.5 * 1.5 + 1.5.
     assert on_ranks(ranks, in_a_session) == [([-3.5, 0.5], "ArgumentError")] * 2
 
@@ -411,7 +406,7 @@ def survive(hvd: Any) -> Any:
     return synchronized, (float(weight), state.batch), of_program[0]
 
 
-def test_states_return_to_the_last_commit(ranks: NativeRanks) -> None:
+def test_states_return_to_the_last_commit(ranks: Ranks) -> None:
     assert on_ranks(ranks, survive) == [((1.0, 0), (1.0, 7), "NameMismatchError")] * 2
 
 
@@ -424,7 +419,7 @@ def normalise(hvd: Any) -> Any:
     return result, layer.moving_mean.numpy()
 
 
-def test_sync_batch_normalization_is_that_of_the_whole_batch(ranks: NativeRanks) -> None:
+def test_sync_batch_normalization_is_that_of_the_whole_batch(ranks: Ranks) -> None:
     x, _ = samples()
     expected = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3)
     for rank, (result, moving_mean) in enumerate(on_ranks(ranks, normalise)):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.data_parallel import HybridGroups, broadcast_parameters, fingerprint, verify_sync
@@ -30,10 +30,7 @@ SIZE = 4
 Say = Callable[[Any], None]
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(SIZE, request.param) as started:
-        yield started
+ranks = ranks_fixture((SIZE, "shm"), (SIZE, "tcp"))
 
 
 # --- the clock and the center --------------------------------------------------------------------------------------
@@ -134,7 +131,7 @@ GROUPS = {"two": 2, "one": 1, "each alone": 4, "unequal": [[2], [3, 1, 0]]}
 
 @pytest.mark.parametrize("servers", [None, [3]], ids=["all serve", "one serves"])
 @pytest.mark.parametrize("groups", GROUPS)
-def test_groups_in_step_compute_the_exact_mean_of_all_ranks(ranks: NativeRanks, groups: str, servers: Any) -> None:
+def test_groups_in_step_compute_the_exact_mean_of_all_ranks(ranks: Ranks, groups: str, servers: Any) -> None:
     count = {"two": 2, "one": 1, "each alone": 4, "unequal": 2}[groups]
     every = ranks.run_calls(go_in_step, GROUPS[groups], servers)
     assert [wrong for wrong, *_ in every] == [[]] * SIZE
@@ -163,7 +160,7 @@ def run_apart(world: un.Communicator, staleness: int, steps: list[int]) -> tuple
 
 @pytest.mark.parametrize(("staleness", "steps"), [(0, [5, 5]), (1, [6, 4]), (100, [12, 3]), (2, [1, 7])])
 def test_stale_groups_lose_no_contribution_and_keep_the_staleness_bound(
-    ranks: NativeRanks, staleness: int, steps: list[int]
+    ranks: Ranks, staleness: int, steps: list[int]
 ) -> None:
     for total, contributions, longest, afterwards in ranks.run_calls(run_apart, staleness, steps):
         assert (total, contributions, afterwards) == (sum(steps) / 2, sum(steps), SIZE)
@@ -233,7 +230,7 @@ def misuse(world: un.Communicator) -> list[tuple[str, str]]:
 
 
 def test_hybrid_groups_refuse_misuse_and_say_what_is_wrong() -> None:
-    with NativeRanks(SIZE, "shm") as ranks:
+    with start_ranks(SIZE, "shm") as ranks:
         for errors in ranks.run_calls(misuse):
             *wrong, differing, bits, shape, name, more, finished = errors
             assert [kind for kind, _ in wrong] == ["UsageError"] * 13

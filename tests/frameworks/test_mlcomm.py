@@ -6,15 +6,15 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import NativeRanks
 from support.programs import by_launcher
+from support.ranks import Ranks, ranks_fixture
 
 import unisono as un
 
@@ -22,10 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIZE = 3
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[NativeRanks]:
-    with NativeRanks(SIZE, "shm") as started:
-        yield started
+ranks = ranks_fixture((SIZE, "shm"))
 
 
 def told(call: Callable[[], Any]) -> str:
@@ -70,7 +67,7 @@ SCHEDULES: dict[tuple[int, int], list[float]] = {
 
 @pytest.mark.parametrize(("ksteps", "max_steps"), SCHEDULES)
 def test_mlcomm_returns_gradients_in_their_scheduled_step_and_loses_none(
-    ranks: NativeRanks, ksteps: int, max_steps: int
+    ranks: Ranks, ksteps: int, max_steps: int
 ) -> None:
     expected = [(float(step), True) for step in SCHEDULES[ksteps, max_steps]]
     for result in ranks.run_calls(run_schedule, ksteps, max_steps):
@@ -115,7 +112,7 @@ def use_all(world: un.Communicator) -> list[Any]:
     ]
 
 
-def test_mlcomm_calls_behave_like_those_of_the_cray_plugin(ranks: NativeRanks) -> None:
+def test_mlcomm_calls_behave_like_those_of_the_cray_plugin(ranks: Ranks) -> None:
     for rank, (place, *result) in enumerate(ranks.run_calls(use_all)):
         assert place == (rank, SIZE)
         frozen = [float(rank)] * 2
@@ -137,7 +134,7 @@ def of_torch(world: un.Communicator) -> list[float]:
     return [float(parameter.detach().sum()), float(mean[3])]
 
 
-def test_mlcomm_overwrites_torch_tensors(ranks: NativeRanks) -> None:
+def test_mlcomm_overwrites_torch_tensors(ranks: Ranks) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     assert ranks.run_calls(of_torch) == [[6.0, 1.0]] * SIZE
 
@@ -170,7 +167,7 @@ def of_tensorflow(world: un.Communicator) -> list[Any]:
     return [means, variable.numpy().tolist(), eager.numpy().tolist()]
 
 
-def test_mlcomm_works_in_eager_and_graph_mode_of_tensorflow(ranks: NativeRanks) -> None:
+def test_mlcomm_works_in_eager_and_graph_mode_of_tensorflow(ranks: Ranks) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("pip install tensorflow-cpu")
     for means, variable, eager in ranks.run_calls(of_tensorflow):
@@ -234,7 +231,7 @@ WORDS = {
 }
 
 
-def test_mlcomm_errors_say_what_to_do_after_wrong_calls(ranks: NativeRanks) -> None:
+def test_mlcomm_errors_say_what_to_do_after_wrong_calls(ranks: Ranks) -> None:
     for result in ranks.run_calls(call_wrongly):
         assert [name for name, text in result.items() if not text] == []
         for name, words in WORDS.items():

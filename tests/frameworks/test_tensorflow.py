@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.commands import unisono
-from support.native_ranks import NativeRanks
 from support.outcomes import error_of
+from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 
@@ -20,10 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[NativeRanks]:
-    with NativeRanks(2, "shm") as started:
-        yield started
+ranks = ranks_fixture((2, "shm"))
 
 
 def both_modes(world: un.Communicator) -> list[list[Any]]:
@@ -54,7 +50,7 @@ def both_modes(world: un.Communicator) -> list[list[Any]]:
     ]
 
 
-def test_collectives_are_those_of_the_communicator_in_eager_mode_and_in_graphs(ranks: NativeRanks) -> None:
+def test_collectives_are_those_of_the_communicator_in_eager_mode_and_in_graphs(ranks: Ranks) -> None:
     x = np.array([[1.0, 2.0], [3.0, 4.0]])
     for rank, result in enumerate(ranks.run_calls(both_modes)):
         eager = [
@@ -115,7 +111,7 @@ def gradients(world: un.Communicator) -> list[float]:
     return [difference(call, x, traced) for call in calls.values() for traced in (False, True)]
 
 
-def test_gradients_are_those_of_the_sum_of_all_results(ranks: NativeRanks) -> None:
+def test_gradients_are_those_of_the_sum_of_all_results(ranks: Ranks) -> None:
     for result in ranks.run_calls(gradients):
         assert max(result) < 1e-3
 
@@ -138,7 +134,7 @@ def independent_calls(world: un.Communicator) -> list[float]:
     return [float(value) for value in many(tf.ones(20))]
 
 
-def test_calls_of_a_graph_keep_the_order_of_the_program(ranks: NativeRanks) -> None:
+def test_calls_of_a_graph_keep_the_order_of_the_program(ranks: Ranks) -> None:
     assert ranks.run_calls(independent_calls) == [[2.0] * 20] * 2
 
 
@@ -180,7 +176,7 @@ def trained(world: un.Communicator, parts: int) -> list[float]:
     return [*weights.numpy().flatten().tolist(), *bias.numpy().tolist()]
 
 
-def test_tape_trains_as_one_process_on_all_samples(ranks: NativeRanks) -> None:
+def test_tape_trains_as_one_process_on_all_samples(ranks: Ranks) -> None:
     alone = ranks.run_calls(trained, 1)[0]
     for result in ranks.run_calls(trained, 2):
         assert result == pytest.approx(alone, rel=1e-5)
@@ -196,7 +192,7 @@ def other_gradients(world: un.Communicator) -> str:
     return error_of(lambda: ut.Averager(world).average(gradients))[1]
 
 
-def test_gradients_of_other_variables_are_not_mixed(ranks: NativeRanks) -> None:
+def test_gradients_of_other_variables_are_not_mixed(ranks: Ranks) -> None:
     for text in ranks.run_calls(other_gradients):
         assert "rank 1: got no gradient of 'gradient 0'" in text
 
@@ -222,7 +218,7 @@ def in_a_session(world: un.Communicator) -> tuple[list[float], list[float], list
     return before, at_end.final_ops_values.tolist(), optimizer.get_slot_names()
 
 
-def test_monitored_session_broadcasts_and_averages(ranks: NativeRanks) -> None:
+def test_monitored_session_broadcasts_and_averages(ranks: Ranks) -> None:
     # The average of the gradients 1 and 2, applied by momentum: 1.5, then 0.5 * 1.5 + 1.5.
     assert ranks.run_calls(in_a_session) == [([2.0, 4.0], [-1.75, 0.25], ["momentum"])] * 2
 
@@ -253,7 +249,7 @@ def wrong_calls(world: un.Communicator) -> dict[str, str]:
     return result
 
 
-def test_wrong_calls_are_refused_before_anything_is_sent(ranks: NativeRanks) -> None:
+def test_wrong_calls_are_refused_before_anything_is_sent(ranks: Ranks) -> None:
     for result in ranks.run_calls(wrong_calls):
         assert "its rows cannot be divided equally among 2 ranks" in result["rows"]
         assert "its rows cannot be divided" in result["scalar"]
@@ -282,7 +278,7 @@ def disagreement(world: un.Communicator) -> str:
 
 
 def test_error_in_a_graph_has_the_text_of_unisono() -> None:
-    with NativeRanks(2, "shm") as ranks:
+    with start_ranks(2, "shm") as ranks:
         for text in ranks.run_calls(disagreement):
             assert "MismatchError" in text
             assert "rank 1 called allreduce(float32[3], op=sum)" in text or "rank 0 called" in text

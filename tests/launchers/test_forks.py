@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job
 from support.ports import free_port
+from support.ranks import Job
 
 import unisono as un
 from unisono.launchers.launch import Pool

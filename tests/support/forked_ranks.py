@@ -57,7 +57,7 @@ PRELOADED = (
         "unisono.tuning.machine.fingerprint",
     ),
     *("cloudpickle", "hypothesis.extra.numpy", "ml_dtypes", "numpy.random", "numpy.testing", "pytest"),
-    *("support.executor_contract", "support.harness", "support.native_ranks", "numpy.linalg"),
+    *("support.executor_contract", "support.harness", "support.ranks", "numpy.linalg"),
 )
 # These modules take longer to import, and make each rank larger. Only ranks of tests whose files name them need them.
 PRELOADED_IF_USED = ("torch", "torch._dynamo", "sklearn.datasets")

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from support.deadlines import DEADLINE_S
 from support.ports import free_port
@@ -55,7 +55,8 @@ def started(
         yield processes
     finally:
         for process in processes:
-            _kill(process)
+            end_session(process)
+            process.communicate()
 
 
 def completed(
@@ -133,7 +134,7 @@ def _output(process: subprocess.Popen[str], until: float) -> tuple[str, str]:
         return process.communicate()
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def end_session(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that still runs, and the processes of its session."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()

@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.device_ranks import WAIT_S, DeviceCall, DeviceRank, check_calls, device_rank
-from support.harness import LocalRanks
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, LocalRanks, Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import ALGORITHMS
@@ -54,7 +52,7 @@ def exchange_texts(executor: Any) -> None:
 
 
 def test_ranks_exchange_values_of_any_length() -> None:
-    with NativeRanks(3, "shm") as ranks:
+    with start_ranks(3, "shm") as ranks:
         ranks.run(exchange_texts)
 
 
@@ -100,23 +98,17 @@ def run_threads(size: int, calls: list[DeviceCall], options: dict[str, Any], see
     gpu.close()
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(request.param, "shm") as started:
-        yield started
+ranks = ranks_fixture((2, "shm"), (3, "shm"), (4, "shm"))
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[NativeRanks]:
-    with NativeRanks(2, "shm") as started:
-        yield started
+two = ranks_fixture((2, "shm"))
 
 
 # Results.
 
 
 @pytest.mark.parametrize("options", [{}, SMALL], ids=["large slabs", "small slabs"])
-def test_device_collectives_are_right_between_processes(ranks: NativeRanks, options: dict[str, Any]) -> None:
+def test_device_collectives_are_right_between_processes(ranks: Ranks, options: dict[str, Any]) -> None:
     # Each number of ranks makes another third of the calls, because a job takes long.
     ranks.run(check_calls, SEED, calls_of_all(ranks.size)[ranks.size % 3 :: 3], options)
 
@@ -127,7 +119,7 @@ def test_device_collectives_are_right_between_threads(size: int, options: dict[s
     run_threads(size, calls_of_all(size), options)
 
 
-def test_device_collectives_of_processes_take_all_dtypes_and_ops(ranks: NativeRanks) -> None:
+def test_device_collectives_of_processes_take_all_dtypes_and_ops(ranks: Ranks) -> None:
     ranks.run(check_calls, SEED, random_calls(SEED + ranks.size, 8), SMALL)
 
 
@@ -155,7 +147,7 @@ def call_often(executor: Any, seed: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_device_calls_follow_each_other_without_waiting_for_the_gpu(ranks: NativeRanks, seed: int) -> None:
+def test_device_calls_follow_each_other_without_waiting_for_the_gpu(ranks: Ranks, seed: int) -> None:
     ranks.run(call_often, seed, 20)
 
 
@@ -176,7 +168,7 @@ def start_many(executor: Any) -> None:
         rank.stream = main
 
 
-def test_device_calls_may_be_awaited_in_any_order(two: NativeRanks) -> None:
+def test_device_calls_may_be_awaited_in_any_order(two: Ranks) -> None:
     two.run(start_many)
 
 
@@ -193,7 +185,7 @@ def go_on_alone(executor: Any) -> None:
         np.testing.assert_array_equal(rank.values(operands[1], 50, "float32"), call.expected(rank.size, rank.rank))
 
 
-def test_device_call_finishes_without_a_waiting_thread(two: NativeRanks) -> None:
+def test_device_call_finishes_without_a_waiting_thread(two: Ranks) -> None:
     two.run(go_on_alone)
 
 
@@ -228,7 +220,7 @@ def open_and_close(executor: Any, times: int) -> tuple[int, int]:
     return before, after
 
 
-def test_device_communicators_free_their_resources_when_closed(two: NativeRanks) -> None:
+def test_device_communicators_free_their_resources_when_closed(two: Ranks) -> None:
     for before, after in two.run(open_and_close, 5):
         assert after <= before + 2
 
@@ -240,7 +232,7 @@ def count_traffic(executor: Any) -> Any:
         return dict(rank.collectives.traffic())
 
 
-def test_device_traffic_counts_the_bytes_read_from_peers(two: NativeRanks) -> None:
+def test_device_traffic_counts_the_bytes_read_from_peers(two: Ranks) -> None:
     first, second = two.run(count_traffic)
     of_first, of_second = first[1], second[0]
     assert of_first.transport == "cuda_ipc"
@@ -267,7 +259,7 @@ def meet(executor: Any, gpus: list[dict[str, Any]]) -> str | None:
     return refusal
 
 
-def test_all_ranks_refuse_gpus_that_one_rank_cannot_use(two: NativeRanks) -> None:
+def test_all_ranks_refuse_gpus_that_one_rank_cannot_use(two: Ranks) -> None:
     here, there = {"uuid": "a"}, {"uuid": "b"}
     for gpus, expected in (
         ([here, here], None),
@@ -297,7 +289,7 @@ def meet_without_memory(executor: Any) -> str | None:
     return refusal
 
 
-def test_all_ranks_refuse_when_one_has_no_shared_memory(two: NativeRanks) -> None:
+def test_all_ranks_refuse_when_one_has_no_shared_memory(two: Ranks) -> None:
     first, second = two.run(meet_without_memory)
     assert first == second
     assert str(first).startswith(
@@ -317,7 +309,7 @@ def refused(executor: Any) -> list[str | None]:
         return [ask("scan"), ask("allreduce", "ring"), ask("allreduce", "no such"), ask("allreduce", "two_shot")]
 
 
-def test_device_calls_without_a_plan_for_mapped_memory_are_refused(two: NativeRanks) -> None:
+def test_device_calls_without_a_plan_for_mapped_memory_are_refused(two: Ranks) -> None:
     scan, ring, unknown, two_shot = two.run(refused)[0]
     assert scan == "there is no scan over mapped memory"
     assert "Send" in str(ring)
@@ -332,7 +324,7 @@ def call_after_close(executor: Any) -> None:
             rank.run(DeviceCall())
 
 
-def test_closed_device_communicator_refuses_calls(two: NativeRanks) -> None:
+def test_closed_device_communicator_refuses_calls(two: Ranks) -> None:
     two.run(call_after_close)
 
 
@@ -483,13 +475,13 @@ def issue_alone(world: un.Communicator) -> list[bool]:
         return [*seen, rank.device.done(rank.event)]
 
 
-def test_device_call_by_flags_is_issued_without_looking_at_other_ranks(two: NativeRanks) -> None:
+def test_device_call_by_flags_is_issued_without_looking_at_other_ranks(two: Ranks) -> None:
     assert two.run_calls(issue_alone) == [[False, True], [True]]
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_device_collectives_are_right_between_processes_without_flags(size: int) -> None:
-    with NativeRanks(size, "shm") as ranks:
+    with start_ranks(size, "shm") as ranks:
         ranks.run(check_calls, SEED, calls_of_all(size)[::5], SMALL, False)
         assert ranks.run(by_flags, [False, *[True] * (size - 1)]) == [False] * size
 
@@ -523,6 +515,6 @@ def call_again(executor: Any) -> list[int]:
     return runs
 
 
-def test_device_call_on_the_same_arrays_is_issued_again_without_its_plan(two: NativeRanks) -> None:
+def test_device_call_on_the_same_arrays_is_issued_again_without_its_plan(two: Ranks) -> None:
     # The fifth call lets the slabs grow, so the sixth one has other addresses.
     assert two.run(call_again) == [[1, 0, 1, 0, 1, 1, 0]] * 2

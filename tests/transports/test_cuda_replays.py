@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.device_ranks import WAIT_S, DeviceCall, DeviceRank, device_rank
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
@@ -36,16 +35,10 @@ PATIENCE_S = 20.0
 USES = 8
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(request.param, "shm") as started:
-        yield started
+ranks = ranks_fixture((2, "shm"), (3, "shm"))
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[NativeRanks]:
-    with NativeRanks(2, "shm") as started:
-        yield started
+two = ranks_fixture((2, "shm"))
 
 
 class Launches:
@@ -118,7 +111,7 @@ def use_all(executor: Any, seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_persistent_calls_of_all_collectives_are_replayed_as_graphs(ranks: NativeRanks, seed: int) -> None:
+def test_persistent_calls_of_all_collectives_are_replayed_as_graphs(ranks: Ranks, seed: int) -> None:
     for calls, captured, launched in ranks.run(use_all, seed):
         # One graph for each third of the numbers; the first use is no replay.
         assert (captured, launched) == (3 * calls, USES * calls)
@@ -144,7 +137,7 @@ def replay_after_growth(executor: Any) -> tuple[int, int]:
         return launches.counts()
 
 
-def test_graphs_are_captured_again_after_slabs_have_grown(two: NativeRanks) -> None:
+def test_graphs_are_captured_again_after_slabs_have_grown(two: Ranks) -> None:
     assert two.run(replay_after_growth) == [(5, 5)] * 2
 
 
@@ -167,7 +160,7 @@ def replay_beside_others(executor: Any) -> None:
         rank.device.end_stream(other)
 
 
-def test_replays_are_ordered_with_calls_on_other_streams(two: NativeRanks) -> None:
+def test_replays_are_ordered_with_calls_on_other_streams(two: Ranks) -> None:
     two.run(replay_beside_others)
 
 
@@ -190,11 +183,11 @@ def use_what_has_no_graph(executor: Any, has_graphs: list[bool]) -> list[tuple[i
     return counts
 
 
-def test_persistent_calls_of_several_segments_or_with_factors_have_no_graphs(two: NativeRanks) -> None:
+def test_persistent_calls_of_several_segments_or_with_factors_have_no_graphs(two: Ranks) -> None:
     assert two.run(use_what_has_no_graph, [True, True]) == [[(0, 0), (0, 0), (2, 2)]] * 2
 
 
-def test_ranks_have_no_graphs_if_the_device_of_one_has_none(two: NativeRanks) -> None:
+def test_ranks_have_no_graphs_if_the_device_of_one_has_none(two: Ranks) -> None:
     assert two.run(use_what_has_no_graph, [True, False]) == [[(0, 0)] * 3] * 2
 
 
@@ -203,7 +196,7 @@ def use_many(executor: Any) -> list[bool]:
         return [rank.collectives.new_replays() is not None for _ in range(replays.MOST_CALLS + 2)]
 
 
-def test_persistent_calls_beyond_the_flags_have_no_graphs(two: NativeRanks) -> None:
+def test_persistent_calls_beyond_the_flags_have_no_graphs(two: Ranks) -> None:
     assert two.run(use_many) == [[True] * replays.MOST_CALLS + [False] * 2] * 2
 
 
@@ -221,7 +214,7 @@ def replay_in(executor: Any, parts: int, part: int) -> None:
 
 @pytest.mark.parametrize(("parts", "part"), [(1, 0), (2, 1 << 20)])
 def test_graphs_whose_numbers_do_not_rise_break_the_rules(parts: int, part: int) -> None:
-    with NativeRanks(2, "shm") as ranks, pytest.raises(DeviceTrapError, match=r"a flag is set|without being ordered"):
+    with start_ranks(2, "shm") as ranks, pytest.raises(DeviceTrapError, match=r"a flag is set|without being ordered"):
         ranks.run(replay_in, parts, part)
 
 

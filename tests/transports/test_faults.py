@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from support.covering import pairwise
 from support.deadlines import DEADLINE_S, await_marks, leave_mark
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
 from support.programs import by_variables
+from support.ranks import Job, Ranks, start_ranks
 
 import unisono as un
 from unisono.transports.links.channels import Channels
@@ -43,8 +43,8 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ranks(transport: str) -> Iterator[NativeRanks]:
-    with NativeRanks(3, transport) as started:
+def ranks(transport: str) -> Iterator[Ranks]:
+    with start_ranks(3, transport) as started:
         yield started
 
 
@@ -99,9 +99,7 @@ def disagree(world: un.Communicator, what: str, erring: int) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("what", "erring"), [*((what, 2) for what in DIVERGENT), ("dtype", 0), ("nothing", 0), ("barrier", 0)]
 )
-def test_mismatch_error_on_every_rank_shows_both_calls_and_their_lines(
-    ranks: NativeRanks, what: str, erring: int
-) -> None:
+def test_mismatch_error_on_every_rank_shows_both_calls_and_their_lines(ranks: Ranks, what: str, erring: int) -> None:
     for kind, text in ranks.run_calls(disagree, what, erring):
         assert kind == "MismatchError", text
         assert f"rank {erring} called {DIVERGENT[what][2]} at " in text
@@ -117,7 +115,7 @@ def join_late(world: un.Communicator) -> tuple[str, str]:
     return error if error[0] else error_of(world.barrier)
 
 
-def test_mismatch_error_counts_ranks_that_call_a_little_later(ranks: NativeRanks) -> None:
+def test_mismatch_error_counts_ranks_that_call_a_little_later(ranks: Ranks) -> None:
     for kind, text in ranks.run_calls(join_late):
         assert kind == "MismatchError", text
         assert "rank 0 called allreduce(int32[8]" in text
@@ -134,7 +132,7 @@ def skip_a_call(world: un.Communicator) -> tuple[str, str]:
     return error_of(world.barrier)
 
 
-def test_skipped_call_is_a_mismatch(ranks: NativeRanks) -> None:
+def test_skipped_call_is_a_mismatch(ranks: Ranks) -> None:
     for kind, text in ranks.run_calls(skip_a_call):
         assert kind == "MismatchError", text
         assert "rank 1 called barrier()" in text
@@ -150,7 +148,7 @@ def broadcast_from_another_root(world: un.Communicator, calls: int) -> tuple[str
 
 
 def test_different_root_is_a_mismatch_however_far_other_ranks_are_ahead() -> None:
-    with NativeRanks(3, "tcp") as ranks:  # its sockets hold tens of thousands of small messages
+    with start_ranks(3, "tcp") as ranks:  # its sockets hold tens of thousands of small messages
         for kind, text in ranks.run_calls(broadcast_from_another_root, 50_000):
             assert kind == "MismatchError", text
             assert "rank 2 called broadcast(float32[8], root=1) at " in text
@@ -180,7 +178,7 @@ def send_something_else(world: un.Communicator, count: int, dtype: str) -> tuple
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(8, "float64"), (9, "float32"), (0, "float32")])
-def test_message_of_another_dtype_or_length_is_a_mismatch(ranks: NativeRanks, count: int, dtype: str) -> None:
+def test_message_of_another_dtype_or_length_is_a_mismatch(ranks: Ranks, count: int, dtype: str) -> None:
     for kind, text in ranks.run_calls(send_something_else, count, dtype):
         assert kind == "MismatchError", text
         assert "rank 0 sent float32[8] with tag 3" in text
@@ -455,7 +453,7 @@ def send_to_each_other(world: un.Communicator) -> tuple[str, str]:
 
 
 def test_timeout_says_when_ranks_wait_for_each_other(transport: str) -> None:
-    with NativeRanks(2, transport) as ranks:
+    with start_ranks(2, transport) as ranks:
         for kind, text in ranks.run_calls(send_to_each_other):
             assert kind == "CollectiveTimeoutError", text
             assert "test_faults.py:" in text
@@ -470,7 +468,7 @@ def receive_another_tag(world: un.Communicator) -> tuple[str, str]:
 
 
 def test_timeout_of_a_message_lists_the_tags_that_have_come(transport: str) -> None:
-    with NativeRanks(2, transport) as ranks:
+    with start_ranks(2, transport) as ranks:
         kind, text = ranks.run_calls(receive_another_tag)[0]
     assert kind == "CollectiveTimeoutError"
     assert "waited 0.5 s for a message from rank 1 (1 with other tags have come: 6): rank 1 is in " in text
@@ -482,7 +480,7 @@ def wait_for_a_message(world: un.Communicator) -> tuple[str, str]:
     return reduce_until_an_error(world)
 
 
-def test_receive_times_out_when_nobody_sends(ranks: NativeRanks) -> None:
+def test_receive_times_out_when_nobody_sends(ranks: Ranks) -> None:
     for kind, text in ranks.run_calls(wait_for_a_message):
         assert kind == "CollectiveTimeoutError"
         assert "rank 0 waited 0.5 s for a message from rank 1" in text
@@ -494,7 +492,7 @@ def send_to_nobody(world: un.Communicator) -> tuple[str, str]:
     return reduce_until_an_error(world)
 
 
-def test_large_send_times_out_when_nobody_receives(ranks: NativeRanks) -> None:
+def test_large_send_times_out_when_nobody_receives(ranks: Ranks) -> None:
     for kind, text in ranks.run_calls(send_to_nobody):
         assert kind == "CollectiveTimeoutError"
         assert "rank 0 waited 0.5 s for rank 1 to receive its message: rank 1 is in allreduce(" in text

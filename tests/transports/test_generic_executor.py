@@ -24,7 +24,8 @@ from support.extents_contract import (
     check_several_arrays_are_reduced,
     several_arrays,
 )
-from support.harness import LocalRanks, call_of, message_algorithms
+from support.harness import call_of, message_algorithms
+from support.ranks import LocalRanks
 
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.plan import Counts

@@ -21,8 +21,8 @@ from support.deadlines import DEADLINE_S
 from support.device_contract import Bench
 from support.device_ranks import WAIT_S, DeviceCall
 from support.gpu_ranks import calls_of_all, check_calls, cuda_bench, run_call
-from support.native_ranks import Job
 from support.outcomes import error_of
+from support.ranks import Job
 
 import unisono as un
 from unisono.dtypes import DTYPES

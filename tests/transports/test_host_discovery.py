@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.hosts import PrefixedJob
 from support.ports import free_port
 from support.programs import completed
+from support.ranks import Job, Prefixed
 from support.refused_calls import refused
 
 import unisono as un
@@ -191,7 +191,7 @@ def tell(world: un.Communicator, say: Say) -> None:
 
 def check(prefixes: Sequence[Sequence[str]], hosts: Any, reason: str, directory: Path) -> None:
     """Run a job of three ranks and check their hosts, and the `reason` that they report if rank 2 has another host."""
-    with PrefixedJob(tell, prefixes, directory) as job:
+    with Job(tell, Prefixed(prefixes), directory) as job:
         for rank, (result, ways, explanation) in enumerate(job.hear_all()):
             assert result == hosts
             together = next(host for host in hosts if rank in host)

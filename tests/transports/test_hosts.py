@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.fabric_ranks import require
-from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
+from support.hosts import Hosts, needs_namespaces
+from support.ranks import Job, LastingJob, Prefixed, require
 
 import unisono as un
 from unisono.bench.namespaces import address, inside, ip, network
@@ -81,7 +81,7 @@ def reduce_and_count(world: un.Communicator, say: Say, algorithm: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_ring_between_hosts_sends_only_to_its_neighbour(way: str, hosts: list[str], tmp_path: Path) -> None:
     require(way)
-    with HostsJob(reduce_and_count, hosts, [1, 1, 1, 1], tmp_path, "ring", transports=WAYS[way]) as job:
+    with Job(reduce_and_count, Hosts(hosts, [1, 1, 1, 1]), tmp_path, "ring", transports=WAYS[way]) as job:
         for rank, (result, sent, left) in enumerate(job.hear_all()):
             assert result == ((0,), (1,), (2,), (3,))
             assert all(its_way == way for its_way, _ in sent.values())
@@ -91,7 +91,7 @@ def test_ring_between_hosts_sends_only_to_its_neighbour(way: str, hosts: list[st
 
 def test_only_host_leaders_send_between_hosts_in_hierarchical_allreduce(hosts: list[str], tmp_path: Path) -> None:
     groups, leaders = ((0,), (1, 2), (3, 4, 5)), {0, 1, 3}
-    with HostsJob(reduce_and_count, hosts, [1, 2, 3], tmp_path, "hierarchical") as job:
+    with Job(reduce_and_count, Hosts(hosts, [1, 2, 3]), tmp_path, "hierarchical") as job:
         for rank, (result, sent, _) in enumerate(job.hear_all()):
             assert result == groups
             here = next(group for group in groups if rank in group)
@@ -124,7 +124,7 @@ def calibrate_links(world: un.Communicator, say: Say) -> None:
 def test_calibration_measures_links_inside_hosts_and_between_pairs(
     ranks: list[int], hosts: list[str], tmp_path: Path
 ) -> None:
-    with HostsJob(calibrate_links, hosts, ranks, tmp_path) as job:
+    with Job(calibrate_links, Hosts(hosts, ranks), tmp_path) as job:
         results, exchanged = zip(*job.hear_all(), strict=True)
     known = from_json(results[0])
     assert all(from_json(result) == known for result in results)
@@ -149,7 +149,7 @@ def calibrate_calls(world: un.Communicator, say: Say) -> None:
 
 @pytest.mark.night
 def test_short_calibration_measures_compositions_and_predicts_them(hosts: list[str], tmp_path: Path) -> None:
-    with HostsJob(calibrate_calls, hosts, [2, 2], tmp_path) as job:
+    with Job(calibrate_calls, Hosts(hosts, [2, 2]), tmp_path) as job:
         results, (asked, *_) = zip(*job.hear_all(), strict=True)
     known = from_json(results[0])
     assert all(from_json(result) == known for result in results)
@@ -178,7 +178,7 @@ def test_every_collective_is_right_between_hosts_of_two_ranks(
 ) -> None:
     require(way)
     groups = ((0, 1), (2, 3), (4, 5), (6, 7))[:count]
-    with HostsJob(judge_collectives, hosts, [2] * count, tmp_path, transports=WAYS[way]) as job:
+    with Job(judge_collectives, Hosts(hosts, [2] * count), tmp_path, transports=WAYS[way]) as job:
         for rank in range(job.size):
             cases, result, ways = job.hear(rank, MANY_CALLS_S)
             assert result == groups
@@ -203,7 +203,7 @@ def reduce_until_an_error(world: un.Communicator, say: Say) -> None:
 
 
 def test_killed_ranks_of_a_host_are_lost_to_all_other_hosts(hosts: list[str], tmp_path: Path) -> None:
-    with HostsJob(reduce_until_an_error, hosts, [1, 1, 2], tmp_path) as job:
+    with Job(reduce_until_an_error, Hosts(hosts, [1, 1, 2]), tmp_path) as job:
         job.hear_all()
         for rank in (3, 2):
             job.signal(rank, signal.SIGKILL)
@@ -226,7 +226,7 @@ def wait_for_the_first(world: un.Communicator, say: Say) -> None:
 @pytest.mark.parametrize("program", [reduce_until_an_error, wait_for_the_first])
 def test_unreachable_host_is_a_lost_peer_on_both_sides(program: Callable[..., Any], tmp_path: Path) -> None:
     with network(3) as namespaces:
-        job_of = HostsJob(program, namespaces, [2, 1, 1], tmp_path, heartbeat_timeout_s=HEARTBEAT_S)
+        job_of = Job(program, Hosts(namespaces, [2, 1, 1]), tmp_path, heartbeat_timeout_s=HEARTBEAT_S)
         with job_of as job:
             job.hear_all()
             ip("link", "set", "eth0", "down", namespace=namespaces[2])
@@ -265,7 +265,7 @@ def test_calls_go_on_when_connections_between_hosts_are_reset(tmp_path: Path, tl
     resets = 0
     with (
         network(2) as hosts,
-        HostsJob(reduce_and_send, hosts, [2, 1], tmp_path, calls, transports="tcp", tcp_streams=2, tls=tls) as job,
+        Job(reduce_and_send, Hosts(hosts, [2, 1]), tmp_path, calls, transports="tcp", tcp_streams=2, tls=tls) as job,
     ):
         assert job.hear_all() == ["ready"] * 3
         for turn in range(calls // 25):
@@ -286,7 +286,7 @@ def reduce_while_there_is_no_route(world: un.Communicator, say: Any) -> None:
 
 
 def test_channels_are_opened_when_the_network_works_again(tmp_path: Path) -> None:
-    with network(2) as hosts, HostsJob(reduce_while_there_is_no_route, hosts, [2, 1], tmp_path) as job:
+    with network(2) as hosts, Job(reduce_while_there_is_no_route, Hosts(hosts, [2, 1]), tmp_path) as job:
         assert job.hear_all() == ["ready"] * 3
         ip("link", "set", "eth0", "down", namespace=hosts[1])
         time.sleep(1.5)  # less than heartbeat_timeout_s
@@ -332,7 +332,7 @@ def call_and_be_idle(world: un.Communicator, say: Say, marks: Path) -> None:
 
 @pytest.mark.night
 def test_outages_shorter_than_the_heartbeat_time_end_no_job(tmp_path: Path) -> None:
-    with network(2) as hosts, HostsJob(call_and_be_idle, hosts, [2, 1], tmp_path, tmp_path) as job:
+    with network(2) as hosts, Job(call_and_be_idle, Hosts(hosts, [2, 1]), tmp_path, tmp_path) as job:
         for state, mark in (("calls", "idle"), ("is idle", "end")):
             assert job.hear_all() == [state] * 3
             for seconds in OUTAGES_S:
@@ -352,7 +352,7 @@ def connections(host: str, peer: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("cut", [0, 1])
 def test_connections_that_lose_the_packets_of_one_direction_are_made_anew(tmp_path: Path, cut: int) -> None:
-    with network(2) as hosts, HostsJob(call_and_be_idle, hosts, [2, 1], tmp_path, tmp_path) as job:
+    with network(2) as hosts, Job(call_and_be_idle, Hosts(hosts, [2, 1]), tmp_path, tmp_path) as job:
         assert job.hear_all() == ["calls"] * 3
         for ours, theirs in connections(hosts[cut], address(1 - cut)):
             ports = ["ipproto", "tcp", "sport", ours, "dport", theirs]
@@ -378,7 +378,7 @@ def test_slow_network_with_tiny_windows_raises_no_alarm(tmp_path: Path) -> None:
         for host in hosts:
             for limits in ("net.ipv4.tcp_rmem=4096 4096 4096", "net.ipv4.tcp_wmem=4096 4096 8192"):
                 subprocess.run([*inside(host), "sysctl", "-qw", limits], check=True)
-        with HostsJob(reduce_many_times, hosts, [2, 1], tmp_path, 1000, [1, 7, 300]) as job:
+        with Job(reduce_many_times, Hosts(hosts, [2, 1]), tmp_path, 1000, [1, 7, 300]) as job:
             assert job.hear_all() == ["done"] * 3
 
 
@@ -386,7 +386,7 @@ def test_slow_network_with_tiny_windows_raises_no_alarm(tmp_path: Path) -> None:
 def test_delay_and_loss_raise_no_alarm(tmp_path: Path) -> None:
     with (
         wide_area(uniform(2, way=NetworkWay(delay_ms=100, loss=0.02))) as net,
-        HostsJob(reduce_many_times, net.namespaces, [2, 1], tmp_path, 8, [1, 100_000], warn_after_s=30.0) as job,
+        Job(reduce_many_times, Hosts(net.namespaces, [2, 1]), tmp_path, 8, [1, 100_000], warn_after_s=30.0) as job,
     ):
         assert job.hear_all() == ["done"] * 3
 
@@ -397,11 +397,7 @@ def test_delay_and_loss_raise_no_alarm(tmp_path: Path) -> None:
 def test_init_between_hosts_on_loopback_says_what_to_set(
     hosts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Hidden(HostsJob):
-        def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
-            super(HostsJob, self)._start(rank, store, options, task)
-
-    with Hidden(say_error_of_init, hosts, [1, 1], tmp_path) as job:
+    with Job(say_error_of_init, Prefixed([inside(host) for host in hosts[:2]]), tmp_path) as job:
         assert [job.exit_code(rank) for rank in range(2)] == [1, 1]
     lines = [line for line in capfd.readouterr().err.splitlines() if "RendezvousError" in line]
     assert len(lines) == 2
@@ -413,7 +409,7 @@ def test_init_between_hosts_on_loopback_says_what_to_set(
         assert "UNISONO_BIND_ADDRESS" in line
 
 
-def errors_of_init(job: HostsJob, capfd: pytest.CaptureFixture[str]) -> list[str]:
+def errors_of_init(job: Job, capfd: pytest.CaptureFixture[str]) -> list[str]:
     """Return the last lines of all ranks, none of which meets the others."""
     assert [job.exit_code(rank) for rank in range(job.size)] == [1] * job.size
     # Ranks write at the same time, so that the lines of two of them may follow each other on one line.
@@ -444,7 +440,7 @@ def test_ranks_that_a_firewall_separates_all_name_the_address_and_the_setting(
 ) -> None:
     with network(2) as apart:
         obstacle(apart)
-        job_of = HostsJob(say_error_of_init, apart, [2, 1], tmp_path, rendezvous_timeout_s=12.0)
+        job_of = Job(say_error_of_init, Hosts(apart, [2, 1]), tmp_path, rendezvous_timeout_s=12.0)
         with job_of as job:
             lines = errors_of_init(job, capfd)
     for line in lines:
@@ -461,7 +457,7 @@ def test_hosts_that_share_an_address_say_so(tmp_path: Path, capfd: pytest.Captur
             ip("link", "add", "docker0", "type", "veth", "peer", "name", "inside", namespace=host)
             ip("addr", "add", f"{bridge}/16", "dev", "docker0", namespace=host)
             ip("link", "set", "docker0", "up", namespace=host)
-        with HostsJob(say_error_of_init, twins, [1, 1], tmp_path, address_of=lambda _: bridge) as job:
+        with Job(say_error_of_init, Hosts(twins, [1, 1], address_of=lambda _: bridge), tmp_path) as job:
             lines = errors_of_init(job, capfd)
     for line in lines:
         assert f"RendezvousError: rank 1 cannot connect to rank 0 at {bridge} port" in line
@@ -509,9 +505,9 @@ def join_from_loopback(say: Say) -> None:
 
 
 def test_process_on_a_third_host_joins_the_survivors_of_rank_0(hosts: list[str], tmp_path: Path) -> None:
-    with LastingHostsJob(lose_rank_0_and_grow, hosts, [1, 1, 1], tmp_path) as job:
-        hidden = job.start_on(3, join_from_loopback)
+    with LastingJob(lose_rank_0_and_grow, Hosts(hosts, [1, 1, 1], further=[3, 3]), tmp_path) as job:
+        hidden = job.start(join_from_loopback)
         assert "on another host UNISONO_BIND_ADDRESS" in job.hear(hidden)
-        joiner = job.start_on(3, join_from_a_host)
+        joiner = job.start(join_from_a_host)
         heard = [job.hear(number) for number in (1, 2, joiner)]
         assert heard == [(rank, ((0,), (1,), (2,)), {3}) for rank in range(3)]

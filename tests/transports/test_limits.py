@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job
+from support.ranks import Job
 from support.refused_calls import refuse
 
 import unisono as un

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fabric_ranks
 from support.deadlines import DEADLINE_S
-from support.hosts import HostsJob, needs_namespaces
-from support.native_ranks import NativeRanks
+from support.hosts import Hosts, needs_namespaces
 from support.programs import by_launcher
+from support.ranks import Job, require, start_ranks
 
 import unisono as un
 from unisono.bench.namespaces import address, network
@@ -73,7 +72,7 @@ def bound_udp() -> set[str]:
 @pytest.mark.parametrize("transports", ["shm", "tcp", "ucx", "ucx_core", "shm,ucx"])
 def test_rank_listens_on_its_own_two_sockets_only(transports: str) -> None:
     if "ucx" in transports:
-        fabric_ranks.require("ucx")
+        require("ucx")
     for seen in un.launch(sockets, 3, options=un.Options(transports=transports), timeout_s=DEADLINE_S):
         assert seen["own"] == seen["tcp"]
         assert {end.rpartition(":")[0] for end in seen["tcp"]} == {"127.0.0.1"}
@@ -82,7 +81,7 @@ def test_rank_listens_on_its_own_two_sockets_only(transports: str) -> None:
 
 @pytest.mark.parametrize("library", OF_LIBRARIES)
 def test_rank_of_mpi_listens_on_one_socket_beside_those_of_the_library(library: str) -> None:
-    with fabric_ranks.started(2, library) as ranks:
+    with start_ranks(2, library) as ranks:
         for seen in ranks.run_calls(sockets):
             assert seen["own"] < seen["tcp"], OF_LIBRARIES[library]
             assert {end.rpartition(":")[0] for end in seen["own"]} == {"127.0.0.1"}
@@ -95,8 +94,8 @@ def sum_again(world: un.Communicator) -> float:
 
 @pytest.mark.parametrize("transports", ["tcp", "ucx", "ucx_core"])
 def test_stranger_cannot_crash_a_rank_through_the_ports_of_ucx(transports: str) -> None:
-    fabric_ranks.require("ucx")
-    with NativeRanks(2, transports) as ranks:
+    require("ucx")
+    with start_ranks(2, transports) as ranks:
         ports = {place for seen in ranks.run_calls(sockets) for place in seen["tcp"]}
         for place in ports:
             host, _, port = place.rpartition(":")
@@ -120,7 +119,7 @@ with un.init(un.Options(transports="{transports}")) as world:
 def test_ranks_warn_when_settings_make_ucx_listen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str
 ) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
     done = by_launcher(TOLD.format(transports=transports), tmp_path)
@@ -142,11 +141,11 @@ def listening_between_hosts(world: un.Communicator, say: Any) -> None:
 def test_ucx_listens_between_hosts_only_when_tcp_is_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str, carrier: str, ports: int
 ) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     monkeypatch.setenv("UCX_SHM_DEVICES", "none")  # these hosts share one memory
     with (
         network(2) as namespaces,
-        HostsJob(listening_between_hosts, namespaces, [1, 1], tmp_path, transports=transports) as job,
+        Job(listening_between_hosts, Hosts(namespaces, [1, 1]), tmp_path, transports=transports) as job,
     ):
         for rank, (seen, carriers) in enumerate(job.hear_all()):
             assert carriers == [carrier]

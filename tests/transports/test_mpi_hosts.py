@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.fabric_ranks import MpiRanks
-from support.hosts import mpi_ranks, needs_namespaces
-from support.mpi_ranks import LIBRARIES
+from support.hosts import needs_namespaces
+from support.mpi_ranks import LIBRARIES, MpiRanks, between_hosts
 
 import unisono as un
 from unisono.bench.namespaces import network
@@ -33,7 +32,7 @@ def ranks(
     request: pytest.FixtureRequest, hosts: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MpiRanks]:
     library, per_host = request.param
-    with mpi_ranks(library, hosts, [per_host] * 4, tmp_path_factory.mktemp("agent"), "shm,mpi") as started:
+    with between_hosts(library, hosts, [per_host] * 4, tmp_path_factory.mktemp("agent"), "shm,mpi") as started:
         yield started
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.builder_calls import calls_in_every_form, check_all
-from support.native_ranks import NativeRanks
+from support.ranks import Ranks, ranks_fixture
 
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 
@@ -14,27 +12,21 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS
 SHORT, FEWER_THAN_SEGMENTS, SLOTS_AND_MORE = (23, 1), (3, 5), (50_003, 3)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4, 5, 8], ids=lambda size: f"{size} ranks")
-def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(request.param, "shm") as started:
-        yield started
+ranks = ranks_fixture((1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (5, "shm"), (8, "shm"))
 
 
-@pytest.fixture(scope="module", params=[2, 5], ids=lambda size: f"{size} ranks")
-def distant_ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(request.param, "tcp") as started:
-        yield started
+distant_ranks = ranks_fixture((2, "tcp"), (5, "tcp"))
 
 
 @pytest.mark.parametrize("collective", ALGORITHMS)
-def test_every_builder_runs_over_shared_memory_in_every_form(ranks: NativeRanks, collective: str) -> None:
+def test_every_builder_runs_over_shared_memory_in_every_form(ranks: Ranks, collective: str) -> None:
     forms = [SHORT, FEWER_THAN_SEGMENTS, SLOTS_AND_MORE]
     for algorithm in ALGORITHMS[collective].values():
         check_all(ranks, calls_in_every_form(algorithm, ranks.size, forms))
 
 
 @pytest.mark.parametrize("collective", ALGORITHMS)
-def test_every_builder_of_messages_runs_over_tcp(distant_ranks: NativeRanks, collective: str) -> None:
+def test_every_builder_of_messages_runs_over_tcp(distant_ranks: Ranks, collective: str) -> None:
     for algorithm in ALGORITHMS[collective].values():
         if not algorithm.mapped:
             check_all(distant_ranks, calls_in_every_form(algorithm, distant_ranks.size, [(1000, 2)]))

@@ -23,8 +23,8 @@ from support import fake_cuda, fake_nccl
 from support.deadlines import DEADLINE_S, eventually
 from support.device_contract import Bench
 from support.gpu_ranks import cuda_bench
-from support.native_ranks import Job
 from support.outcomes import error_of
+from support.ranks import Job
 
 import unisono as un
 from unisono.bench.adapters import unisono_cuda_nccl

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.native_ranks import Job
 from support.outcomes import error_of
+from support.ranks import Job
 
 import unisono as un
 

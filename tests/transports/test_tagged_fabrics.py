@@ -8,26 +8,24 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support import executor_contract as contract, fabric_ranks
+from support import executor_contract as contract
 from support.call_strategies import allreduce_cases
 from support.deadlines import DEADLINE_S
 from support.executor_contract import Case
-from support.fabric_ranks import MpiRanks
 from support.harness import message_algorithms
-from support.mpi_ranks import launcher
-from support.native_ranks import Job, NativeRanks
+from support.mpi_ranks import MpiRanks, launcher
 from support.programs import by_launcher
+from support.ranks import Job, Ranks, ranks_fixture, require, start_ranks
 
 import unisono as un
 
-Ranks = NativeRanks | MpiRanks
 Say = Callable[[Any], None]
 
 # The longest payload that lies in an envelope, and the length of a chunk.
@@ -35,10 +33,7 @@ SMALL_NBYTES, CHUNK_NBYTES = 3992, 256 << 10
 LENGTHS = [0, 1, SMALL_NBYTES // 8, SMALL_NBYTES // 8 + 1, CHUNK_NBYTES // 4, CHUNK_NBYTES // 4 + 1, 100_003]
 
 
-@pytest.fixture(scope="module", params=fabric_ranks.SETS)
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with fabric_ranks.started(3, request.param) as started:
-        yield started
+ranks = ranks_fixture((3, "ucx"), (3, "openmpi"), (3, "mpich"))
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -161,7 +156,7 @@ def error_of_sums(world: un.Communicator, count: int, algorithm: str) -> tuple[s
 
 @pytest.mark.parametrize(("count", "algorithm"), [(1, "direct"), (4_000_000, "ring"), (4_000_000, "direct")])
 def test_rank_killed_during_a_ucx_transfer_is_a_lost_peer(tmp_path: Path, count: int, algorithm: str) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     with Job(sum_till_the_end, 3, tmp_path, count, algorithm, transports="ucx") as job:
         job.hear_all()
         time.sleep(0.2)
@@ -179,7 +174,7 @@ def test_rank_killed_during_a_ucx_transfer_is_a_lost_peer(tmp_path: Path, count:
 def test_rank_killed_during_an_mpi_transfer_is_a_lost_peer(
     library: str, options: tuple[str, ...], count: int, algorithm: str
 ) -> None:
-    ranks = MpiRanks(3, library, launcher=launcher(library, *options))
+    ranks = MpiRanks(3, library, command=launcher(library, *options))
     with ranks.killed_at_end():
         ranks.start(error_of_sums, count, algorithm)
         time.sleep(0.5)
@@ -216,7 +211,7 @@ def mixed_results(tmp_path: Path, transports: str) -> list[Any]:
 
 
 def test_the_first_transport_that_both_ranks_have_is_used(tmp_path: Path) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     results = mixed_results(tmp_path, "ucx,tcp")
     assert [total for total, _ in results] == [3] * 3
     used = [tuple(sorted(result.values())) for _, result in results]
@@ -240,9 +235,9 @@ def test_mpi_transport_needs_a_rendezvous_through_mpi(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("library", ["openmpi", "mpich"])
 def test_transports_are_tried_in_the_order_of_the_list(library: str) -> None:
-    with fabric_ranks.started(2, library, "shm,mpi") as ranks:
+    with MpiRanks(2, library, "shm,mpi") as ranks:
         assert ranks.run_calls(make_random_calls, 5) == [{1: "shm"}, {0: "shm"}]
-    with fabric_ranks.started(2, library, "mpi,shm") as ranks:
+    with MpiRanks(2, library, "mpi,shm") as ranks:
         assert ranks.run_calls(make_random_calls, 5) == [{1: "mpi"}, {0: "mpi"}]
 
 
@@ -250,7 +245,7 @@ def test_transports_are_tried_in_the_order_of_the_list(library: str) -> None:
 def test_mpi_transport_refuses_funneled_threads_with_advice(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "funneled")
     with (
-        fabric_ranks.started(2, library) as ranks,
+        start_ranks(2, library) as ranks,
         pytest.raises(un.TransportUnavailableError, match="MPI4PY_RC_THREAD_LEVEL=multiple"),
     ):
         ranks.run_calls(make_random_calls, 5)

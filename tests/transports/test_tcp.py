@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job
+from support.ranks import Job
 
 import unisono as un
 from unisono.transports.links.handshake import HELLO_NBYTES

@@ -23,8 +23,8 @@ import pytest
 import trustme
 from support.deadlines import DEADLINE_S
 from support.hosts import needs_namespaces
-from support.native_ranks import Job
 from support.ports import free_port
+from support.ranks import Job
 
 import unisono as un
 from unisono.bench.namespaces import address, inside, network

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fabric_ranks
 from support.deadlines import DEADLINE_S
-from support.native_ranks import Job
 from support.programs import by_launcher
+from support.ranks import Job, require
 
 import unisono as un
 from unisono.transports.links import preference
@@ -45,13 +44,13 @@ except un.UnisonoError as error:
 
 
 def test_ucx_transport_works_with_ucx_py(tmp_path: Path) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     done = by_launcher(BY_UCX_PY.format(with_handles=True), tmp_path)
     assert done.stdout.count("3 3 ['ucx']") == 2, done.stderr
 
 
 def test_ucx_without_handles_is_used_through_its_python_interface(tmp_path: Path) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     done = by_launcher(BY_UCX_PY.format(with_handles=False), tmp_path)
     assert done.stdout.count("3 3 ['ucx_core']") == 2, done.stderr
     assert "the native core cannot enter the UCX of ucp (handle)" in done.stderr
@@ -64,7 +63,7 @@ def sum_and_judge(world: un.Communicator) -> tuple[int, set[str]]:
 
 
 def test_ucx_core_carries_all_messages_through_the_python_interface() -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     results = un.launch(sum_and_judge, 2, options=un.Options(transports="ucx_core"), timeout_s=DEADLINE_S)
     assert results == [(300_000, {"ucx_core"})] * 2
 
@@ -77,7 +76,7 @@ def test_ucx_core_carries_all_messages_through_the_python_interface() -> None:
     ],
 )
 def test_ucx_python_interface_keeps_the_contract_of_transports(check: str) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     un.testing.check_transport(python_links.open_links, checks=[check])
 
 
@@ -97,7 +96,7 @@ def sum_for_ever(world: un.Communicator, say: Callable[[Any], None], count: int)
 def test_rank_killed_during_ucx_core_calls_is_a_lost_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carriers: str, count: int
 ) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     monkeypatch.setenv("UCX_TLS", carriers)
     with Job(sum_for_ever, 3, tmp_path, count, transports="ucx_core") as job:
         job.hear_all()
@@ -112,7 +111,7 @@ def test_rank_killed_during_ucx_core_calls_is_a_lost_peer(
 def test_ranks_over_ucx_core_can_exit_after_a_peer_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carriers: str
 ) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     monkeypatch.setenv("UCX_TLS", carriers)
     with Job(sum_for_ever, 3, tmp_path, 1_000_000, transports="ucx_core", timeout_s=3.0) as job:
         job.hear_all()
@@ -133,7 +132,7 @@ print(library.report())
 
 
 def test_ucx_report_says_that_the_python_interface_is_used() -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     done = subprocess.run(
         [sys.executable, "-c", SHOWN],
         capture_output=True,
@@ -159,7 +158,7 @@ def shown_by(**variables: str) -> str:
 
 
 def test_ucx_report_shows_the_chosen_transports() -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     by_tcp = shown_by(UCX_TLS="tcp", UCX_NET_DEVICES="lo")
     assert "which chooses tcp/lo, listens on 127.0.0.1:" in by_tcp
     assert "does not check who connects" in by_tcp
@@ -167,7 +166,7 @@ def test_ucx_report_shows_the_chosen_transports() -> None:
 
 
 def test_ucx_uses_tcp_and_sysv_only_if_the_user_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     monkeypatch.delenv("UCX_TLS", raising=False)
     shown = shown_by()
     assert "posix/memory" in shown
@@ -178,7 +177,7 @@ def test_ucx_uses_tcp_and_sysv_only_if_the_user_asks(monkeypatch: pytest.MonkeyP
 def test_ucx_uses_cma_only_if_the_user_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     assert "cma/" in shown_by(UCX_TLS="self,posix,cma")
     monkeypatch.delenv("UCX_TLS", raising=False)
     assert "cma/" not in shown_by()
@@ -191,7 +190,7 @@ def test_ucx_uses_cma_only_if_the_user_asks(
 def test_unavailable_ucx_transports_are_an_error_that_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]
 ) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     if "rc" in variables.values() and library.drives_infiniband():
         pytest.skip("this UCX has rc")
     for variable, value in variables.items():
@@ -206,7 +205,7 @@ def test_unavailable_ucx_transports_are_an_error_that_names_the_setting(
 
 @pytest.mark.parametrize("name", ["ucx", "ucx_core"])
 def test_rank_unreachable_by_ucx_is_an_error_on_all_ranks(tmp_path: Path, name: str) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     alone = "import os\nif os.environ['UNISONO_RANK'] == '1': os.environ['UCX_TLS'] = 'self'\n"
     done = by_launcher(alone + TELL.format(transports=name), tmp_path, ranks=3)
     lines = [line for line in done.stdout.splitlines() if "REPORT" in line]
@@ -231,13 +230,13 @@ with un.init(un.Options(transports="ucx,tcp")) as world:
 
 @pytest.mark.parametrize("alone", [0, 1])
 def test_rank_unreachable_by_ucx_is_reached_by_the_next_transport(tmp_path: Path, alone: int) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     done = by_launcher(CARRIED.format(alone=alone), tmp_path)
     assert done.stdout.count("carried ['tcp']") == 2, done.stderr
 
 
 def test_auto_takes_ucx_only_with_a_device_that_ucx_can_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric_ranks.require("ucx")
+    require("ucx")
     assert preference.resolved(("tcp", "shm")) == ("tcp", "shm")
     monkeypatch.setattr(preference, "_DEVICES", tmp_path / "no such folder")
     assert preference.resolved(("auto",)) == ("shm", "tcp")
