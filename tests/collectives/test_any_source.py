@@ -52,7 +52,7 @@ wanted = st.tuples(
 def test_message_goes_to_the_first_matching_receive(
     ranks: Any, sent: Sent, windows: list[tuple[Wanted, list[Wanted]]]
 ) -> None:
-    in_order = getattr(ranks, "faults", None) is None
+    in_order = ranks.faults is None
     assert ranks.run(run_model, sent, windows, in_order)[0] == sum(map(len, sent))
 
 

@@ -52,6 +52,7 @@ class Ranks:
 
     size: int
     transport: str
+    faults: Faults | None = None  # of the transport
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(executor, *args)`` on every rank; return the results by rank, or raise the first error."""
@@ -103,8 +104,8 @@ class LocalRanks(Ranks):
         self, size: int, capacity: int = 0, faults: Faults | None = None, *, deadline_s: float = DEADLINE_S
     ) -> None:
         self.size = size
-        self._capacity = capacity
-        self._faults = faults
+        self.capacity = capacity
+        self.faults = faults
         self._deadline_s = deadline_s
 
     def run_calls(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
@@ -115,7 +116,7 @@ class LocalRanks(Ranks):
 
         Ranks that still run at the deadline are aborted, and then TimeoutError names them.
         """
-        network = LocalNetwork(self.size, self._capacity)
+        network = LocalNetwork(self.size, self.capacity)
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 
@@ -146,7 +147,7 @@ class LocalRanks(Ranks):
 
     def _transports(self, network: LocalNetwork) -> Iterator[MessageTransport]:
         for transport in network.transports:
-            yield transport if self._faults is None else FaultyTransport(transport, self._faults)
+            yield transport if self.faults is None else FaultyTransport(transport, self.faults)
 
 
 def _mpi_ranks(library: str) -> Callable[[int], Ranks]:
