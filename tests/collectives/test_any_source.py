@@ -189,6 +189,11 @@ def run_reserved(executor: Any) -> list[int]:
             probe = executor.probe(None, None, once=True)
             probe.wait(WAIT_S)
             assert probe.message() is None
+        # A probe fails once all others have left, so they stay until it is done.
+        for peer in range(1, executor.size):
+            executor.send(out, INT64, peer, 1).wait(WAIT_S)
+    if executor.rank > 0:
+        executor.recv(out, INT64, 0, 1).wait(WAIT_S)
     return got
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.harness import LocalRanks
-from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.ranks import Job, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.dtypes import DTYPES
@@ -22,19 +21,8 @@ WAIT_S = 60.0
 BYTE = DTYPES["uint8"]
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
-def two(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    with NativeRanks(2, request.param) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=["local", "shm", "tcp"])
-def executors(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "local":
-        yield LocalRanks(2)
-    else:
-        with NativeRanks(2, request.param) as started:
-            yield started
+two = ranks_fixture((2, "shm"), (2, "tcp"))
+executors = ranks_fixture((2, "generic"), (2, "shm"), (2, "tcp"))
 
 
 # --- every executor ------------------------------------------------------------------------------------------------
@@ -132,7 +120,7 @@ def in_every_form(world: un.Communicator) -> None:
     world.barrier()
 
 
-def test_synchronous_send_waits_for_its_receive_in_every_form(two: NativeRanks) -> None:
+def test_synchronous_send_waits_for_its_receive_in_every_form(two: Ranks) -> None:
     two.run_calls(in_every_form)
 
 
@@ -153,7 +141,7 @@ def with_taken_message(world: un.Communicator) -> None:
     world.barrier()
 
 
-def test_taken_message_ends_its_send_when_it_is_received(two: NativeRanks) -> None:
+def test_taken_message_ends_its_send_when_it_is_received(two: Ranks) -> None:
     two.run_calls(with_taken_message)
 
 
@@ -179,7 +167,7 @@ def to_itself(world: un.Communicator) -> str:
     return ": ".join(refusal)
 
 
-def test_synchronous_send_to_the_rank_itself_needs_a_receive(two: NativeRanks) -> None:
+def test_synchronous_send_to_the_rank_itself_needs_a_receive(two: Ranks) -> None:
     for text in two.run_calls(to_itself):
         assert text.startswith("UsageError")
         assert "the send is synchronous" in text
@@ -202,7 +190,7 @@ def with_cancelled_receive(world: un.Communicator) -> None:
     world.barrier()
 
 
-def test_cancelled_receive_does_not_end_a_synchronous_send(two: NativeRanks) -> None:
+def test_cancelled_receive_does_not_end_a_synchronous_send(two: Ranks) -> None:
     two.run_calls(with_cancelled_receive)
 
 
@@ -219,7 +207,7 @@ def refused(world: un.Communicator) -> list[tuple[str, str]]:
     return errors
 
 
-def test_wrong_value_of_synchronous_is_refused_before_anything_is_sent(two: NativeRanks) -> None:
+def test_wrong_value_of_synchronous_is_refused_before_anything_is_sent(two: Ranks) -> None:
     for errors in two.run_calls(refused):
         assert [kind for kind, _ in errors] == ["UsageError"] * 4
         for (_, text), part in zip(errors, ("not 1", "not None", "not 'yes'", "takes no synchronous"), strict=True):

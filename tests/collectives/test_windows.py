@@ -284,7 +284,7 @@ def mixed_accumulates(world: un.Communicator, own: bool) -> Any:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_large_and_small_accumulates_are_atomic_together(ranks: NativeRanks, own: bool) -> None:
+def test_large_and_small_accumulates_are_atomic_together(ranks: Ranks, own: bool) -> None:
     results, calls = ranks.run_calls(mixed_accumulates, own), 20 * SIZE
     assert sorted(ticket for tickets, _, _ in results for ticket in tickets) == list(range(20 * calls))
     single = 20 * calls * 10**6
