@@ -186,7 +186,7 @@ def planned(world: un.Communicator, cases: list[Any]) -> None:
 
 @bounded
 @given(cases=st.lists(layouts(), min_size=2, max_size=4))
-def test_persistent_calls_take_displacements_as_methods_do(three: NativeRanks, cases: list[Any]) -> None:
+def test_persistent_calls_take_displacements_as_methods_do(three: Ranks, cases: list[Any]) -> None:
     three.run_calls(planned, cases)
 
 

@@ -201,7 +201,7 @@ def with_two_tags(world: un.Communicator) -> list[list[int]]:
     return received
 
 
-def test_sendrecv_takes_a_tag_for_each_of_its_messages(two: NativeRanks) -> None:
+def test_sendrecv_takes_a_tag_for_each_of_its_messages(two: Ranks) -> None:
     assert two.run_calls(with_two_tags) == [[[1, 1]] * 3, [[0, 0]] * 3]
 
 
