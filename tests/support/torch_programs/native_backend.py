@@ -183,7 +183,13 @@ def memory() -> None:
 
 
 def shrinking() -> None:
-    """Shrink the group to all ranks but the last one, which makes no call."""
+    """Shrink the group to all ranks but the last one, which makes no call.
+
+    Shrinking aborts the calls in progress. So the ranks first meet at the store, when all have ended their last call.
+    """
+    store = c10d._get_default_store()
+    store.set(f"ended {RANK}", "")
+    store.wait([f"ended {rank}" for rank in range(SIZE)])
     if RANK == SIZE - 1:
         return
     group = dist.shrink_group([SIZE - 1], shrink_flags=c10d.SHRINK_ABORT)
