@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from unisono.errors import UsageError
 
 
@@ -36,6 +38,12 @@ def needs_even(size: int) -> str | None:
 def needs_power_of_two(size: int) -> str | None:
     """Return None if the number of ranks is a power of two, else the reason why an algorithm refuses it."""
     return None if size & (size - 1) == 0 else f"it needs a number of ranks that is a power of two, not {size}"
+
+
+def square_dims(size: int) -> tuple[int, int]:
+    """Return the lengths of the grid of two dimensions that is as square as possible, the shorter length first."""
+    short = next(length for length in range(isqrt(size), 0, -1) if size % length == 0)
+    return short, size // short
 
 
 def check_supported(refusal: str | None) -> None:

@@ -11,6 +11,8 @@ always covers consecutive ranks. The operation therefore need not be commutative
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unisono.algorithms.builders.arguments import check_ranks, check_supported, needs_power_of_two
 from unisono.algorithms.builders.folding import Folding, fold
 from unisono.algorithms.builders.lane_pieces import empty_groups, with_own_block
@@ -29,7 +31,6 @@ from unisono.algorithms.ir.plan import (
     even,
     input_block,
     output_block,
-    scratch_block,
     scratch_like,
     shares,
 )
@@ -43,7 +44,8 @@ def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
     """
     check_ranks(size, rank, root)
     folding = fold(size)
-    leads = folding.leads(rank)
+    position, leads = folding.position(rank), folding.leads(rank)
+    partners = [folding.leader(position ^ (1 << round_)) for round_ in range(folding.rounds)]
     vector = even(1)
     return Plan(
         collective="allreduce",
@@ -54,7 +56,7 @@ def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.OUTPUT, vector) if leads and size > 1 else Partition(0),
-        lanes=(_leading_lane(rank, folding) if leads else _folded_lane(rank, folding),),
+        lanes=(exchanging_lane(rank, folding, partners),),
     )
 
 
@@ -83,18 +85,19 @@ def allgather_lane(size: int, rank: int) -> Lane:
     return lane
 
 
-def _folded_lane(rank: int, folding: Folding) -> Lane:
-    """Return the lane of a rank that stands aside: it sends its contribution to its leader and receives the result."""
+def exchanging_lane(rank: int, folding: Folding, partners: Sequence[int], block: int = 0) -> Lane:
+    """Return the lane of an allreduce of one block, in which ranks that lead exchange all of it with each partner."""
+    if folding.leads(rank):
+        return _leading_lane(rank, folding, partners, block)
     leader = folding.leader(folding.position(rank))
-    give, take = Send(leader, input_block()), Recv(leader, output_block())
+    give, take = Send(leader, input_block(block)), Recv(leader, output_block(block))
     return (Group((give,)), *empty_groups(folding.rounds), Group((take,)))
 
 
-def _leading_lane(rank: int, folding: Folding) -> Lane:
+def _leading_lane(rank: int, folding: Folding, partners: Sequence[int], block: int) -> Lane:
     """Return the lane of a rank that takes part in the rounds: fold, exchange, send the result back."""
-    position, folded = folding.position(rank), folding.folded_onto(rank)
-    partners = [folding.leader(position ^ (1 << round_)) for round_ in range(folding.rounds)]
-    current, lane = input_block(), list[Group]()
+    folded = folding.folded_onto(rank)
+    current, lane = input_block(block), list[Group]()
     if not folding.is_exact:
         steps = tuple(_combine(rank, other, current, lower=False) for other in folded)
         lane.append(Group(steps))
@@ -106,11 +109,11 @@ def _leading_lane(rank: int, folding: Folding) -> Lane:
     finish: list[Step] = [Send(other, current) for other in folded]
     if current.buffer is not Buffer.OUTPUT:
         # With a single rank no step combines, so the copy must lower.
-        finish.append(Copy(output_block(), current, lower=not partners))
+        finish.append(Copy(output_block(block), current, lower=not partners))
     return (*lane, Group(tuple(finish))) if finish else tuple(lane)
 
 
 def _combine(rank: int, partner: int, current: Span, *, lower: bool) -> RecvReduce:
     """Return the step that receives from `partner`, combines with `current`, and writes to the other buffer."""
-    target = output_block() if current.buffer is Buffer.SCRATCH else scratch_block()
-    return RecvReduce(partner, target, current, received_first=partner < rank, lower=lower)
+    other = Buffer.OUTPUT if current.buffer is Buffer.SCRATCH else Buffer.SCRATCH
+    return RecvReduce(partner, Span(other, current.start), current, received_first=partner < rank, lower=lower)

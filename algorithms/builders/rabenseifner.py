@@ -13,10 +13,10 @@ in memory, and a rank ends with the block of its own number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
 
 from unisono.algorithms.builders.arguments import check_ranks
+from unisono.algorithms.builders.butterfly import Blocks, Exchange, allgather_lane, halves, reduce_scatter_lane
 from unisono.algorithms.builders.folding import Folding, fold
 from unisono.algorithms.builders.lane_pieces import empty_groups, single_rank_lane
 from unisono.algorithms.ir.plan import (
@@ -38,17 +38,6 @@ from unisono.algorithms.ir.plan import (
     shares,
 )
 
-# A function of (buffer, consecutive positions) that returns the blocks of these positions.
-_Blocks: TypeAlias = Callable[[Buffer, range], Span]
-
-
-class _Exchange(NamedTuple):
-    """A round of recursive halving: the partner, and the positions whose blocks the rank keeps and sends."""
-
-    partner: int
-    kept: range
-    sent: range
-
 
 def allreduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an allreduce by recursive halving and recursive doubling, for any number of ranks.
@@ -67,7 +56,7 @@ def allreduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
         root=root,
         input=vector,
         output=vector,
-        lanes=(single_rank_lane() if size == 1 else _allreduce(folding, rank),),
+        lanes=(single_rank_lane() if size == 1 else allreduce_lane(folding, rank, _all_exchanges(folding, rank)),),
     )
 
 
@@ -116,18 +105,18 @@ def reduce_scatter_recursive_halving(size: int, rank: int, root: int = 0, varyin
     )
 
 
-def _allreduce(folding: Folding, rank: int) -> Lane:
-    whole = range(folding.positions)
+def allreduce_lane(folding: Folding, rank: int, exchanges: Sequence[Exchange], first: int = 0) -> Lane:
+    """Return the lane of an allreduce on a part of the vector that starts with block `first`.
+
+    The part has a block for each position. If the rank takes no part in the rounds, `exchanges` may be empty.
+    """
+    whole, blocks = range(folding.positions), from_block(first)
     if not folding.leads(rank):
-        take = Recv(_leader(folding, rank), _by_position(Buffer.OUTPUT, whole))
-        return (_hand_over(folding, rank, _by_position), *empty_groups(2 * folding.rounds), Group((take,)))
-    exchanges = _exchanges(folding, rank, range(folding.rounds))
-    collect = [
-        Group((Send(partner, _by_position(Buffer.OUTPUT, kept)), Recv(partner, _by_position(Buffer.OUTPUT, sent))))
-        for partner, kept, sent in reversed(exchanges)
-    ]
-    send_back = [Group((Send(other, _by_position(Buffer.OUTPUT, whole)),)) for other in folding.folded_onto(rank)]
-    return (*_combine(folding, rank, exchanges, Buffer.OUTPUT, _by_position), *collect, *send_back)
+        take = Recv(_leader(folding, rank), blocks(Buffer.OUTPUT, whole))
+        return (_hand_over(folding, rank, blocks), *empty_groups(2 * folding.rounds), Group((take,)))
+    send_back = [Group((Send(other, blocks(Buffer.OUTPUT, whole)),)) for other in folding.folded_onto(rank)]
+    combine = _combine(folding, rank, exchanges, Buffer.OUTPUT, blocks)
+    return (*combine, *allgather_lane(exchanges, blocks), *send_back)
 
 
 def _reduce(folding: Folding, rank: int, root: int) -> Lane:
@@ -135,7 +124,7 @@ def _reduce(folding: Folding, rank: int, root: int) -> Lane:
     if not folding.leads(rank):
         return (_hand_over(folding, rank, _by_position),)
     partial = Buffer.OUTPUT if rank == root else Buffer.SCRATCH
-    exchanges = _exchanges(folding, rank, range(folding.rounds))
+    exchanges = _all_exchanges(folding, rank)
     lane = _combine(folding, rank, exchanges, partial, _by_position)
     apart = folding.position(rank) ^ folding.position(root)
     for bit, (partner, kept, sent) in reversed(list(enumerate(exchanges))):
@@ -159,19 +148,21 @@ def _reduce_scatter(folding: Folding, rank: int) -> Lane:
     return (*_combine(folding, rank, exchanges, Buffer.SCRATCH, by_rank), Group(tuple(finish)))
 
 
-def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[_Exchange]:
+def _all_exchanges(folding: Folding, rank: int) -> list[Exchange]:
+    return _exchanges(folding, rank, range(folding.rounds))
+
+
+def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[Exchange]:
     """Return the rounds of recursive halving. Each round pairs the positions that differ in the next of `bits`."""
-    position, held, exchanges = folding.position(rank), range(folding.positions), list[_Exchange]()
+    position, held, exchanges = folding.position(rank), range(folding.positions), list[Exchange]()
     for bit in bits:
-        middle = len(held) // 2
-        lower, upper = held[:middle], held[middle:]
-        kept, sent = (upper, lower) if position >> bit & 1 else (lower, upper)
-        exchanges.append(_Exchange(folding.leader(position ^ (1 << bit)), kept, sent))
+        kept, sent = halves(held, keeps_upper=bool(position >> bit & 1))
+        exchanges.append(Exchange(folding.leader(position ^ (1 << bit)), kept, sent))
         held = kept
     return exchanges
 
 
-def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partial: Buffer, blocks: _Blocks) -> Lane:
+def _combine(folding: Folding, rank: int, exchanges: Sequence[Exchange], partial: Buffer, blocks: Blocks) -> Lane:
     """Return the groups that combine contributions by folding and recursive halving, with partial results in `partial`.
 
     The last group lowers the result.
@@ -183,20 +174,10 @@ def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partia
         into, own = blocks(partial, whole), blocks(current, whole)
         lane = (Group(tuple(RecvReduce(other, into, own, received_first=other < rank) for other in folded)),)
         current = partial if folded else current
-    for partner, kept, sent in exchanges:
-        arriving = RecvReduce(
-            partner,
-            dst=blocks(partial, kept),
-            src=blocks(current, kept),
-            received_first=partner < rank,
-            lower=len(kept) == 1,
-        )
-        lane = (*lane, Group((Send(partner, blocks(current, sent)), arriving)))
-        current = partial
-    return lane
+    return (*lane, *reduce_scatter_lane(rank, exchanges, blocks, current, partial))
 
 
-def _hand_over(folding: Folding, rank: int, blocks: _Blocks) -> Group:
+def _hand_over(folding: Folding, rank: int, blocks: Blocks) -> Group:
     """Return the group in which a rank without a place in the rounds sends its contribution to its leader."""
     return Group((Send(_leader(folding, rank), blocks(Buffer.INPUT, range(folding.positions))),))
 
@@ -205,6 +186,9 @@ def _leader(folding: Folding, rank: int) -> int:
     return folding.leader(folding.position(rank))
 
 
-def _by_position(buffer: Buffer, positions: range) -> Span:
-    """Return the blocks of `positions` in a vector that is cut into one block for each position."""
-    return Span(buffer, positions.start, len(positions))
+def from_block(first: int) -> Blocks:
+    """Return the function from positions to blocks for a part of the vector that starts with block `first`."""
+    return lambda buffer, positions: Span(buffer, first + positions.start, len(positions))
+
+
+_by_position = from_block(0)

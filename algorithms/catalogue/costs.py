@@ -14,8 +14,10 @@ change the cost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from unisono.algorithms.builders.arguments import square_dims
 from unisono.algorithms.builders.folding import fold
 from unisono.algorithms.builders.lane_pieces import distances
 from unisono.algorithms.catalogue.algorithm import Cost
@@ -46,6 +48,21 @@ def _folded(size: int) -> tuple[int, int]:
     """Return ⌊log2 p⌋, and 1 if some ranks are folded, because p is not a power of two, else 0."""
     rounds = size.bit_length() - 1
     return rounds, int(size > 1 << rounds)
+
+
+def _subtree(size: int, aggregate: int | None) -> int:
+    """Return the ranks of a subtree of PAT: the least power of two that keeps messages within `aggregate`."""
+    return 1 << (-(-size // (aggregate or size)) - 1).bit_length()
+
+
+def _ring_rounds(size: int, dims: Sequence[int]) -> int:
+    """Return the rounds of one phase on a torus: those of a ring in each dimension."""
+    return sum(length - 1 for length in dims or square_dims(size))
+
+
+def _in_lanes(cost: Cost, messages: int, lanes: int) -> Cost:
+    """Return the cost of an algorithm that runs on `lanes` parts of the vector, with `messages` messages each."""
+    return replace(cost, most_messages=messages * lanes) if lanes > 1 else cost
 
 
 # --- reducing data -------------------------------------------------------------------------------------------------
@@ -87,6 +104,23 @@ def allreduce_rabenseifner(size: int) -> Cost:
     return Cost(rounds=2 * (rounds + fold), sent=2 * moved + fold, reduced=moved + fold)
 
 
+def allreduce_swing(size: int, lanes: int = 1) -> Cost:
+    """The exchanges of Rabenseifner's algorithm, over other distances."""
+    return _in_lanes(allreduce_rabenseifner(size), allreduce_rabenseifner(size).rounds, lanes)
+
+
+def allreduce_swing_doubling(size: int, lanes: int = 1) -> Cost:
+    """The exchanges of recursive doubling, over other distances. A rank sends one message for each vector."""
+    cost = allreduce_recursive_doubling(size)
+    return _in_lanes(cost, int(cost.sent), lanes)
+
+
+def allreduce_torus(size: int, dims: Sequence[int] = (), lanes: int = 1) -> Cost:
+    """A reduce-scatter, then an allgather, each around a ring in each dimension."""
+    rounds = 2 * _ring_rounds(size, dims)
+    return _in_lanes(Cost(rounds, sent=2 * (size - 1) / size, reduced=_others(size)), rounds, lanes)
+
+
 def allreduce_circulant(size: int) -> Cost:
     """A reduce-scatter, then an allgather."""
     return Cost(rounds=2 * _rounds(size), sent=2 * (size - 1) / size, reduced=_others(size))
@@ -123,6 +157,11 @@ def allreduce_one_shot(size: int, window: int = 32) -> Cost:
 def allreduce_two_shot(size: int, window: int = 32) -> Cost:
     """All ranks exchange flags before, between and after the two phases of reads. A read counts as sending."""
     return Cost(rounds=3 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
+
+
+def reduce_bine(size: int) -> Cost:
+    """The root receives in every round."""
+    return reduce_binomial(size)
 
 
 def reduce_read(size: int) -> Cost:
@@ -197,6 +236,25 @@ def reduce_scatter_circulant(size: int) -> Cost:
     return Cost(rounds=_rounds(size), sent=_others(size), reduced=_others(size), stored=stored)
 
 
+def reduce_scatter_swing(size: int, lanes: int = 1) -> Cost:
+    """A rank stores half of the blocks in the first round, and half as many in each later one, except the last."""
+    stored = max(0, size - 2) / size
+    rounds = _rounds(size)
+    return _in_lanes(Cost(rounds, sent=_others(size), reduced=_others(size), stored=stored), rounds, lanes)
+
+
+def reduce_scatter_torus(size: int, dims: Sequence[int] = (), lanes: int = 1) -> Cost:
+    """A ring in each dimension. A rank stores every block that it receives, but for its own in the last round."""
+    cost, rounds = reduce_scatter_ring(size), _ring_rounds(size, dims)
+    return _in_lanes(replace(cost, rounds=rounds), rounds, lanes)
+
+
+def reduce_scatter_pat(size: int, aggregate: int | None = None) -> Cost:
+    """As the allgather. If the number of ranks is odd, a rank copies the block for which nothing arrives at first."""
+    copies = size % 2 * (_subtree(size, aggregate) < size)
+    return replace(allgather_pat(size, aggregate), reduced=_others(size), stored=(max(0, size - 2) + copies) / size)
+
+
 def reduce_scatter_direct(size: int, window: int = 32) -> Cost:
     """Every rank sends each other rank its block. It stores the received blocks and combines them in the end."""
     others = _others(size)
@@ -259,6 +317,11 @@ def broadcast_binomial(size: int) -> Cost:
     return broadcast_knomial(size, radix=2)
 
 
+def broadcast_bine(size: int) -> Cost:
+    """The root sends in every round."""
+    return broadcast_binomial(size)
+
+
 def broadcast_chain(size: int) -> Cost:
     """Every rank but the last sends the vector once."""
     return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=0)
@@ -299,6 +362,23 @@ def allgather_logarithmic(size: int, radix: int = 2) -> Cost:
     return Cost(rounds=_rounds(size, radix), sent=_others(size), reduced=0)
 
 
+def allgather_swing(size: int, lanes: int = 1) -> Cost:
+    """The number of blocks that a rank has doubles in every round."""
+    return _in_lanes(allgather_logarithmic(size), _rounds(size), lanes)
+
+
+def allgather_torus(size: int, dims: Sequence[int] = (), lanes: int = 1) -> Cost:
+    """A ring in each dimension."""
+    rounds = _ring_rounds(size, dims)
+    return _in_lanes(Cost(rounds, sent=_others(size), reduced=0), rounds, lanes)
+
+
+def allgather_pat(size: int, aggregate: int | None = None) -> Cost:
+    """The links between subtrees take a round for each doubling of their number, and those inside one round each."""
+    inner = _subtree(size, aggregate)
+    return Cost(min(inner, size) - 1 + _rounds(-(-size // inner)), sent=_others(size), reduced=0)
+
+
 def allgather_neighbour_exchange(size: int) -> Cost:
     """A rank sends one block in the first round, and two blocks in each later round."""
     return Cost(rounds=size // 2, sent=_others(size), reduced=0)
@@ -333,6 +413,22 @@ def gather_binomial(size: int) -> Cost:
     """The busiest sender passes up the shares of the far half of the tree or, if it is small, half of the near half."""
     half = 1 << _rounds(size) >> 1
     return Cost(rounds=_rounds(size), sent=max(size - half, half // 2) / size if half else 0, reduced=0)
+
+
+def gather_bine(size: int) -> Cost:
+    """The busiest sender passes up the farther half of the places, at some of which there are two ranks."""
+    rounds, _ = _folded(size)
+    if not rounds:
+        return Cost(rounds=0, sent=0, reduced=0)
+    far = 1 << (rounds - 1)
+    nearer = far - 2 * (4 ** ((rounds - 1) // 2) - 1) // 3  # places from the root on, before the farther half
+    folded = size - 2 * far  # the first places have two ranks
+    return Cost(_rounds(size), sent=(far + max(0, min(far, folded - nearer))) / size, reduced=0)
+
+
+def scatter_bine(size: int) -> Cost:
+    """The root sends everything but its own share."""
+    return scatter_binomial(size)
 
 
 def scatter_binomial(size: int) -> Cost:

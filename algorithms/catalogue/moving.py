@@ -7,20 +7,24 @@ from functools import partial
 from unisono.algorithms.builders.arguments import needs_even, needs_power_of_two
 from unisono.algorithms.catalogue import costs, host_crossing
 from unisono.algorithms.catalogue.references import (
+    BINE,
     BRUCK,
     CHAN,
     CHEN,
     GRAHAM,
     HENSGEN,
+    JAIN,
+    JEAUGEY,
     MELLOR_CRUMMEY,
     PJESIVAC,
     SANDERS,
     SHAH,
+    SWING,
     THAKUR,
     TRAEFF,
     WILKINS,
 )
-from unisono.algorithms.catalogue.rows import MAPPED, row, table
+from unisono.algorithms.catalogue.rows import MAPPED, SHORT_WAYS, row, table
 
 BROADCAST = table(
     "broadcast",
@@ -31,6 +35,7 @@ BROADCAST = table(
     row("double_binary_tree", "double_tree", costs.broadcast_double_binary_tree, SANDERS),
     row("scatter_ring", "scatter_allgather", costs.broadcast_scatter_ring, THAKUR),
     row("scatter_doubling", "scatter_allgather", costs.broadcast_scatter_doubling, THAKUR, supports=needs_power_of_two),
+    row("bine", "bine", costs.broadcast_bine, BINE, **SHORT_WAYS),
     row(
         "read",
         "mapped",
@@ -72,6 +77,10 @@ ALLGATHER = table(
         segmentable=False,
     ),
     row("circulant", "circulant", costs.allgather_logarithmic, TRAEFF, crossing=host_crossing.evenly, steady=True),
+    row("swing", "swing", costs.allgather_swing, SWING, steady=True, supports=needs_power_of_two, **SHORT_WAYS),
+    row("bine", "bine", costs.allgather_logarithmic, BINE, steady=True, supports=needs_power_of_two, **SHORT_WAYS),
+    row("pat", "pat", costs.allgather_pat, JEAUGEY, steady=True, **SHORT_WAYS),
+    row("torus", "torus", costs.allgather_torus, JAIN, steady=True, **SHORT_WAYS),
     row(
         "read",
         "mapped",
@@ -87,6 +96,7 @@ GATHER = table(
     "gather",
     row("linear", "gather_scatter", costs.gather_linear, PJESIVAC, segmentable=False),
     row("binomial", "gather_scatter", costs.gather_binomial, CHAN),
+    row("bine", "bine", costs.gather_bine, BINE, **SHORT_WAYS),
     row(
         "read",
         "mapped",
@@ -102,6 +112,7 @@ SCATTER = table(
     "scatter",
     row("linear", "gather_scatter", costs.shares_in_windows, PJESIVAC, segmentable=False),
     row("binomial", "gather_scatter", costs.scatter_binomial, CHAN),
+    row("bine", "bine", costs.scatter_bine, BINE, **SHORT_WAYS),
     commutative_only=False,
     varying=True,
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from unisono.algorithms.builders.arguments import needs_power_of_two
 from unisono.algorithms.catalogue import costs, host_crossing
 from unisono.algorithms.catalogue.references import (
     ARTEAGA,
+    BINE,
     CHAN,
     HILLIS,
     JAIN,
+    JEAUGEY,
     MULTI_LANE,
     PJESIVAC,
     RABENSEIFNER,
@@ -17,11 +20,12 @@ from unisono.algorithms.catalogue.references import (
     SANDERS,
     SCAN_OF_MPI,
     SHAH,
+    SWING,
     THAKUR,
     TRAEFF,
     WILKINS,
 )
-from unisono.algorithms.catalogue.rows import MAPPED, row, table
+from unisono.algorithms.catalogue.rows import MAPPED, SHORT_WAYS, row, table
 
 ALLREDUCE = table(
     "allreduce",
@@ -75,6 +79,18 @@ ALLREDUCE = table(
         crossing=host_crossing.evenly,
         order="fixed",
         steady=True,
+    ),
+    row("swing", "swing", costs.allreduce_swing, SWING, order="fixed", steady=True, **SHORT_WAYS),
+    row("swing_doubling", "swing", costs.allreduce_swing_doubling, SWING, order="fixed", steady=True, **SHORT_WAYS),
+    row("bine", "bine", costs.allreduce_swing, BINE, order="fixed", steady=True, **SHORT_WAYS),
+    row(
+        "torus",
+        "torus",
+        costs.allreduce_torus,
+        JAIN,
+        order="fixed",
+        steady=True,
+        **SHORT_WAYS,
     ),
     row(
         "reduce_broadcast",
@@ -169,6 +185,7 @@ REDUCE = table(
         order="fixed",
     ),
     row("double_binary_tree", "double_tree", costs.reduce_double_binary_tree, SANDERS, order="fixed"),
+    row("bine", "bine", costs.reduce_bine, BINE, order="fixed", **SHORT_WAYS),
     row(
         "all_pairs",
         "direct",
@@ -235,6 +252,36 @@ REDUCE_SCATTER = table(
         commutative_only=False,
         order="canonical",
         segmentable=False,
+    ),
+    row(
+        "swing",
+        "swing",
+        costs.reduce_scatter_swing,
+        SWING,
+        order="fixed",
+        steady=True,
+        supports=needs_power_of_two,
+        **SHORT_WAYS,
+    ),
+    row(
+        "bine",
+        "bine",
+        costs.reduce_scatter_swing,
+        BINE,
+        order="fixed",
+        steady=True,
+        supports=needs_power_of_two,
+        **SHORT_WAYS,
+    ),
+    row("pat", "pat", costs.reduce_scatter_pat, JEAUGEY, order="fixed", steady=True, **SHORT_WAYS),
+    row(
+        "torus",
+        "torus",
+        costs.reduce_scatter_torus,
+        JAIN,
+        order="fixed",
+        steady=True,
+        **SHORT_WAYS,
     ),
     row(
         "read",

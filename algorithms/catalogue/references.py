@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ARTEAGA = "Arteaga, Fuhrer, Hoefler: Designing Bit-Reproducible Portable High-Performance Applications, IPDPS 2014"
+BINE = "De Sensi et al.: Bine Trees: Enhancing Collective Operations by Optimizing Communication Locality, SC 2025"
 BRUCK = (
     "Bruck et al.: Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems, TPDS 1997"
 )
@@ -16,6 +17,7 @@ GRAHAM = (
 HENSGEN = "Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization, IJPP 17(1), 1988"
 HILLIS = "Hillis, Steele: Data Parallel Algorithms, CACM 29(12), 1986"
 JAIN = "Jain, Sabharwal: Optimal Bucket Algorithms for Large MPI Collectives on Torus Interconnects, ICS 2010"
+JEAUGEY = "Jeaugey: PAT: a new algorithm for all-gather and reduce-scatter operations at scale, arXiv 2506.20252"
 LUO = "Luo et al.: HAN: a Hierarchical AutotuNed Collective Communication Framework, CLUSTER 2020"
 MELLOR_CRUMMEY = "Mellor-Crummey, Scott: Algorithms for Scalable Synchronization on Shared-Memory Multiprocessors, 1991"
 MULTI_LANE = "Träff, Hunold: Decomposing MPI Collectives for Exploiting Multi-lane Communication, CLUSTER 2020"
@@ -29,6 +31,7 @@ SCAN_OF_MPI = "Sanders, Träff: Parallel Prefix (Scan) Algorithms for MPI, EuroP
 SHAH = (
     "Shah et al.: MSCCL++: Rethinking GPU Communication Abstractions for Cutting-edge AI Applications, arXiv 2504.09014"
 )
+SWING = "De Sensi, Bonato, Saam, Hoefler: Swing: Short-cutting Rings for Higher Bandwidth Allreduce, NSDI 2024"
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 2005"
 TRAEFF_ROUGIER = "Träff, Rougier: MPI Collectives and Datatypes for Hierarchical All-to-all Communication, EuroMPI 2014"
 TRAEFF = "Träff: Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms, arXiv 2410.14234"

@@ -11,6 +11,10 @@ from unisono.algorithms.catalogue.algorithm import Algorithm, Builder, Cost
 # rank lie, and that may differ between ranks.
 MAPPED: Mapping[str, Any] = {"segmentable": False, "mapped": True, "by_name_only": True}
 
+# The properties of algorithms that only shorten the ways of messages. They run by name only: some other algorithm has
+# the same cost or a lower one at each number of ranks, and the tuner's model knows no distances within a network.
+SHORT_WAYS: Mapping[str, Any] = {"by_name_only": True}
+
 
 class Row(NamedTuple):
     """A row of a table: an `Algorithm` without its collective, and the file in `algorithms/builders` of its builder."""

@@ -83,8 +83,13 @@ def _renamed(plan: Plan, rank: int, root: int, order: tuple[int, ...]) -> Plan:
         root=root,
         scratch=scratch,
         lanes=tuple(_lane(plan, lane, order) for lane in range(len(plan.lanes))),
-        permutation=order if has_shares else plan.permutation,
+        permutation=_permutation(plan, order) if has_shares else plan.permutation,
     )
+
+
+def _permutation(plan: Plan, order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the places of the blocks of shares in memory, which the plan itself may permute already."""
+    return tuple(order[place] for place in plan.permutation) if plan.permutation else order
 
 
 def _lane(plan: Plan, lane: int, order: tuple[int, ...]) -> Lane:

@@ -78,7 +78,7 @@ def test_builder_refuses_unsupported_size_with_the_declared_reason(
         assert show(capsys, algorithm, f"-n{size}") == (2, message)
 
 
-def test_only_three_algorithms_refuse_five_or_six_ranks() -> None:
+def test_few_algorithms_refuse_five_or_six_ranks() -> None:
     refusing = {
         (algorithm.collective, algorithm.name) for algorithm in ALL if algorithm.supports(6) or algorithm.supports(5)
     }
@@ -86,6 +86,7 @@ def test_only_three_algorithms_refuse_five_or_six_ranks() -> None:
         ("broadcast", "scatter_doubling"),
         ("allgather", "recursive_doubling"),
         ("allgather", "neighbour_exchange"),
+        *((collective, name) for collective in ("allgather", "reduce_scatter") for name in ("swing", "bine")),
     }
     assert find("allgather", "neighbour_exchange").supports(6) is None
 

@@ -31,7 +31,7 @@ def cases(*orders: Order) -> list[Any]:
 def keeps(algorithm: Algorithm, order: Order, most: int) -> bool:
     """Return whether the algorithm keeps an order of combination for every number of ranks up to `MOST_RANKS`."""
     try:
-        for size in range(1, most + 1):
+        for size in (size for size in range(1, most + 1) if algorithm.supports(size) is None):
             check_order(replace(algorithm, order=order), size)
     except PlanError:
         return False

@@ -172,8 +172,11 @@ PHASES = [
 # Algorithms that cannot be phases, because their messages have blocks that are not neighbours in the whole vector.
 NO_PHASE = {
     ("allreduce", "full_lane", "across", "circulant"),
+    ("allreduce", "full_lane", "reduce_scatter", "pat"),
+    ("allreduce", "full_lane", "allgather", "pat"),
+    ("allgather", "hierarchical", "across", "pat"),
     ("alltoall", "two_level", "inside", "bruck"),
-    ("reduce_scatter", "hierarchical", "across", "circulant"),
+    *(("reduce_scatter", "hierarchical", "across", part) for part in ("circulant", "pat")),
 }
 # These algorithms cut the vector in two, or into blocks for a power of two of ranks. Nine shares fit neither.
 IN_EQUAL_BLOCKS = {
@@ -183,13 +186,14 @@ IN_EQUAL_BLOCKS = {
 
 
 def parts_of_phases(phase: tuple[str, str, str, str]) -> list[str]:
-    """Return the names of the algorithms that can be `phase`."""
+    """Return the names of the algorithms that can be `phase`. Those that permute blocks in memory are refused."""
     return [
         algorithm.name
         for algorithm in ALGORITHMS[phase[3]].values()
         if not algorithm.mapped
         and algorithm.name not in COMPOSED.get(phase[3], {})
         and (*phase[:3], algorithm.name) not in NO_PHASE
+        and not algorithm.build(4, 0).permutation
     ]
 
 

@@ -180,7 +180,7 @@ def test_refused_forced_algorithm_is_an_error_with_the_reason() -> None:
         (
             {"size": 3, "algorithm": "recursive_doubling", "collective": "allgather"},
             "recursive_doubling does not run on 3 ranks: it needs a number of ranks that is a power of two, not 3; "
-            "direct, ring, bruck, circulant and 2 more can carry out this allgather",
+            "direct, ring, bruck, circulant and 4 more can carry out this allgather",
         ),
     ],
 )

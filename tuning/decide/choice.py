@@ -250,11 +250,16 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
         NoAlgorithmError: there is no such collective or algorithm, or every candidate is refused; gives the reasons.
         UsageError: `hosts` does not name every rank exactly once, or the algorithm has no such parameters.
     """
+    return _explained(question, state, looked_at(question))
+
+
+def _explained(question: Question, state: TunerState, among: Sequence[Algorithm]) -> Explanation:
+    """Return the explanation of a choice among some algorithms, and those that the call or the table names."""
     forced = None if question.algorithm == "auto" else _forced(question)
     reading = reading_of(question, state)
     times = reading.times_s if reading else {}
     named = [*([forced] if forced else []), *_variants_of(reading)]
-    algorithms = {Variant(each.name): each for each in looked_at(question)}
+    algorithms = {Variant(each.name): each for each in among}
     algorithms |= {variant: find(question.collective, variant.algorithm) for variant in named}
     costs = _costs_for(question, state)
     candidates: list[Candidate] = []
@@ -333,7 +338,18 @@ def candidate_key(each: Candidate) -> tuple[bool, bool, float]:
 
 def choose(question: Question, state: TunerState = NO_STATE) -> Choice:
     """Return the choice for `question`; raises as `explain` does."""
-    return explain(question, state).choice
+    try:
+        return _explained(question, state, _choosable(question)).choice
+    except NoAlgorithmError:
+        return explain(question, state).choice  # its error has the refusal of every algorithm
+
+
+def _choosable(question: Question) -> list[Algorithm]:
+    """Return the algorithms that the tuner may choose. Not predicting the others shortens the first call of a shape."""
+    algorithms = looked_at(question)
+    if question.order is not None:
+        return algorithms
+    return [each for each in algorithms if each.chosen_far or not each.by_name_only]
 
 
 def looked_at(question: Question) -> list[Algorithm]:
