@@ -21,6 +21,7 @@ from support.outcomes import error_of
 from support.ranks import Job, Ranks, ranks_fixture, require, start_ranks
 
 import unisono as un
+from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.bench.gpu_stages.speeds.hosts import on_hosts
 from unisono.bench.namespaces import network
@@ -140,7 +141,8 @@ def cases(draw: Any, collective: str) -> Case:
     op = draw(st.sampled_from(OPS[dtype])) if CONTRACTS[collective].reduces else None
     counts = [0, 1, 2, 3, 17, 200, 333] if CONTRACTS[collective].input is Cut.VECTOR else [0, 1, 2, 3, 17, 83]
     hosts = [TWO_HOSTS, MIXED_HOSTS, *([UNEQUAL_HOSTS] if CONTRACTS[collective].input is Cut.VECTOR else [])]
-    place = draw(st.booleans()), draw(st.integers(0, 3)), draw(st.sampled_from(hosts))
+    may_be_in_place = any(algorithm.in_place for algorithm in ALGORITHMS[collective].values())
+    place = may_be_in_place and draw(st.booleans()), draw(st.integers(0, 3)), draw(st.sampled_from(hosts))
     return Case(collective, op, dtype, draw(st.sampled_from(counts)), *place)
 
 
