@@ -38,10 +38,15 @@ def single_rank_lane(blocks: int = 1) -> Lane:
 
 def lane_from_steps(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
     """Return the lane whose group number g has the steps `steps[g]`, and is empty if `steps` has no g."""
+    return lane_from_groups({number: Group(of_group) for number, of_group in steps.items()})
+
+
+def lane_from_groups(groups: Mapping[int, Group]) -> Lane:
+    """Return the lane that has these groups at their numbers, and empty groups between them."""
     lane: Lane = ()
     following = 0
-    for number in sorted(steps):
-        lane = (*lane, *empty_groups(number - following), Group(steps[number]))
+    for number, group in sorted(groups.items()):
+        lane = (*lane, *empty_groups(number - following), group)
         following = number + 1
     return lane
 

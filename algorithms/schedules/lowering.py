@@ -31,9 +31,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
 
-from unisono.algorithms.builders.lane_pieces import empty_groups
+from unisono.algorithms.builders.lane_pieces import lane_from_groups
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.algorithms.ir.plan import Copy, Group, Lane, Plan, Recv, RecvReduce, Reduce, Send, Span, Step
+from unisono.algorithms.ir.plan import Copy, Group, Plan, Recv, RecvReduce, Reduce, Send, Span, Step
 from unisono.algorithms.schedules.happening import MOST_EVENTS, Happening, sorted_behind
 from unisono.algorithms.schedules.memory import Block, Content, RankMemory
 from unisono.algorithms.schedules.moves import Cell, Schedule
@@ -429,15 +429,5 @@ def _plan(schedule: Schedule, memory: RankMemory, rank: int, lanes: Sequence[Map
         memory.input,
         memory.output,
         memory.scratch(),
-        lanes=tuple(map(_lane, lanes)),
+        lanes=tuple(map(lane_from_groups, lanes)),
     )
-
-
-def _lane(groups: Mapping[int, Group]) -> Lane:
-    """Return the lane with these groups at their numbers, and empty ones between them."""
-    lane: Lane = ()
-    following = 0
-    for number, group in sorted(groups.items()):
-        lane = (*lane, *empty_groups(number - following), group)
-        following = number + 1
-    return lane

@@ -66,8 +66,7 @@ def schedule_of(text: bytes) -> Schedule:
 def proved(schedule: Schedule, name: str | None = None) -> Loaded:
     """Return the plans of a schedule and their proof; raises as `un.algorithm.load`."""
     plans = plans_of(_named(schedule, name))
-    in_place = _is_right_in_place(plans)
-    report = verify_plans(plans, in_place=in_place)
+    report, in_place = _proof(plans)
     return Loaded(schedule.collective, plans[0].algorithm, schedule.size, tuple(plans), report, in_place)
 
 
@@ -103,13 +102,12 @@ def _named(schedule: Schedule, name: str | None) -> Schedule:
     return with_fields(schedule, name=name or simple)
 
 
-def _is_right_in_place(plans: list[Plan]) -> bool:
-    """Return whether plans stay right if INPUT and OUTPUT are the same memory."""
+def _proof(plans: list[Plan]) -> tuple[Report, bool]:
+    """Return the proof of plans, and whether they stay right if INPUT and OUTPUT are the same memory."""
     try:
-        verify_plans(plans)
+        return verify_plans(plans), True
     except PlanError:
-        return False
-    return True
+        return verify_plans(plans, in_place=False), False
 
 
 def _cost(report: Report) -> Cost:

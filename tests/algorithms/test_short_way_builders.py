@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from support.covering import pairwise
-from support.harness import LocalRanks, call_of
+from support.harness import call_of
+from support.ranks import LocalRanks
 
 from unisono.algorithms.builders.swing import swing_distance, swing_partner
 from unisono.algorithms.catalogue.algorithm import Algorithm

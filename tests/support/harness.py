@@ -1,26 +1,15 @@
-"""Runs executors in tests: calls for them, and ranks as threads (`LocalRanks`)."""
+"""Calls for executors in tests; `support.ranks` starts the ranks that make them."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from support.deadlines import DEADLINE_S
+from collections.abc import Sequence
 
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.plan import Counts, Plan
 from unisono.dtypes import DTYPES
-from unisono.errors import AbortedError
 from unisono.operations import operation
 from unisono.transports.contracts.call import Call, Extent, Signature
-from unisono.transports.contracts.transport import MessageTransport
-from unisono.transports.executors.generic import GenericExecutor
-from unisono.transports.message.faulty import Faults, FaultyTransport
-from unisono.transports.message.local import LocalNetwork
 
 
 def message_algorithms(collective: str) -> list[str]:
@@ -65,58 +54,3 @@ def call_of(
         extents=() if extent is None else (extent,),
         segments=segments,
     )
-
-
-@dataclass(frozen=True)
-class LocalRanks:
-    """Ranks as threads of this process, each with a `GenericExecutor` over the local transport."""
-
-    size: int
-    capacity: int = 0
-    faults: Faults | None = None
-    deadline_s: float = DEADLINE_S
-
-    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        """Run ``fn(executor, *args)`` on every rank; return the results by rank, or raise the first error.
-
-        A rank closes its executor as soon as it has finished. Ranks that still run at the deadline are aborted, and
-        then TimeoutError names them.
-        """
-        network = LocalNetwork(self.size, self.capacity)
-        results: list[Any] = [None] * self.size
-        errors: list[BaseException] = []
-
-        def run_rank(rank: int, executor: GenericExecutor) -> None:
-            try:
-                results[rank] = fn(executor, *args)
-            except BaseException as error:  # noqa: BLE001  (it is raised again by the thread of the test)
-                errors.append(error)
-            finally:
-                executor.close()
-
-        executors = [GenericExecutor(transport) for transport in self._transports(network)]
-        threads = [
-            threading.Thread(target=run_rank, args=(executor.rank, executor), daemon=True) for executor in executors
-        ]
-        for thread in threads:
-            thread.start()
-        stuck = _join_until(threads, time.monotonic() + self.deadline_s)
-        if stuck:
-            network.fail(AbortedError(f"the test's deadline has passed; ranks {stuck} were still running"))
-            _join_until(threads, time.monotonic() + 1.0)
-        if errors:
-            raise errors[0]
-        if stuck:
-            raise TimeoutError(f"ranks {stuck} were still running after {self.deadline_s} s")
-        return results
-
-    def _transports(self, network: LocalNetwork) -> Iterator[MessageTransport]:
-        for transport in network.transports:
-            yield transport if self.faults is None else FaultyTransport(transport, self.faults)
-
-
-def _join_until(threads: list[threading.Thread], deadline: float) -> list[int]:
-    """Wait for the threads until `deadline`; return the indices of the threads that still run."""
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [index for index, thread in enumerate(threads) if thread.is_alive()]
