@@ -27,7 +27,7 @@ from unisono.algorithms.ir.plan import Buffer, Partition, even, in_parts, scratc
 from unisono.algorithms.schedules.moves import Cell, Schedule
 from unisono.errors import PlanError
 
-_NAMES = {"i": "input", "o": "output", "s": "scratch", "t": "values passed on"}
+CELL_NAMES = {"i": "input", "o": "output", "s": "scratch", "t": "values passed on"}
 
 
 class Block(NamedTuple):
@@ -84,7 +84,7 @@ class RankMemory:
             return self._written[home], self._contents[home]
         index = self._input_index(home)
         if index is None:
-            raise PlanError(f"chunk {cell[1]} of the {_NAMES[cell[0]]} is read before anything is written there")
+            raise PlanError(f"chunk {cell[1]} of the {CELL_NAMES[cell[0]]} is read before anything is written there")
         share_or_vector = index if self._contract.reduces or not self._has_shares() else index % self._chunks
         return Block(Buffer.INPUT, index), Content(share_or_vector, 1 << self._rank)
 

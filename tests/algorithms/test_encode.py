@@ -116,6 +116,13 @@ def test_decoder_refuses_plan_with_extra_words() -> None:
         _core.Plan(encode(small_plan()) + array("q", [0]))
 
 
+def test_plan_of_another_version_asks_for_an_installation_of_both_parts() -> None:
+    words = encode(small_plan())
+    words[0] += 1
+    with pytest.raises(ValueError, match=r"invalid plan: .* reads plans of version .*; install Unisono again"):
+        _core.Plan(words)
+
+
 @pytest.mark.parametrize("value", OUT_OF_RANGE)
 def test_every_word_of_the_header_is_checked(value: int) -> None:
     for index in range(HEADER_WORDS):

@@ -15,6 +15,15 @@ void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(std::string("invalid plan: ") + what);
 }
 
+// Python's part and the native core of one installation write and read the same version.
+void require_version(std::int64_t version) {
+  if (version == format_version) return;
+  throw std::invalid_argument("invalid plan: this native core reads plans of version " +
+                              std::to_string(format_version) +
+                              ", and the Python part of Unisono has made one of version " + std::to_string(version) +
+                              "; install Unisono again, so that both are of the same version");
+}
+
 class Reader {
  public:
   explicit Reader(std::span<const std::int64_t> words) : words_(words) {}
@@ -80,7 +89,7 @@ bool in_range(std::int64_t first, std::int64_t count, std::size_t total) {
 
 Plan::Plan(std::span<const std::int64_t> words) {
   Reader reader(words);
-  require(reader.next() == format_version, "unknown version");
+  require_version(reader.next());
   size_ = reader.next_in(1, most_rows, "number of ranks");
   rank_ = reader.next_in(0, size_ - 1, "rank");
   const std::int64_t lanes = reader.next_in(0, 64, "number of lanes");
