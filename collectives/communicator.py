@@ -1,15 +1,15 @@
 """The `Communicator` class, on which a rank makes all its calls.
 
 Its collectives are in `api/collectives.py` and `api/vector_collectives.py`, its messages in `api/point_to_point.py`,
-and its calls on Python objects in `api/objects.py`. This file adds persistent calls, subcommunicators, statistics and
-closing.
+its persistent calls in `api/persistent.py`, and its calls on Python objects in `api/objects.py`. This file adds
+subcommunicators, statistics and closing.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -17,27 +17,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from unisono.algorithms.ir.contracts import CONTRACTS, VECTOR_CALLS, Cut
 from unisono.collectives.api.alltoallw import BlockExchange
 from unisono.collectives.api.grids import GridPlaces
 from unisono.collectives.api.mpi_names import MpiNames
 from unisono.collectives.api.neighbours import Neighbours
 from unisono.collectives.api.objects import Objects
 from unisono.collectives.api.observation import Observation
-from unisono.collectives.api.point_to_point import PERSISTENT
+from unisono.collectives.api.persistent import PersistentCalls
 from unisono.collectives.api.windows import Windows
-from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
-from unisono.collectives.calls.arguments import CallArguments, checked_flag, checked_integer
-from unisono.collectives.calls.checking import check_lasting
+from unisono.collectives.calls.arguments import checked_integer
 from unisono.collectives.calls.groups import Groups
 from unisono.collectives.calls.host_side import HostSide
-from unisono.collectives.calls.planning import HostLayout, algorithm_request
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.neighbourhoods.names import NEIGHBOUR_CALLS
 from unisono.errors import UsageError
-from unisono.foundation.near_names import did_you_mean
 from unisono.foundation.uncopyable import uncopyable
-from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor, WindowExecutor
 from unisono.tuning.decide.choice import NO_STATE, TunerState
@@ -46,7 +41,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from unisono.algorithms.ir.neighbourhood import Neighbourhood
-    from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.programs import ProgramCalls
     from unisono.collectives.calls.statistics import Statistics
     from unisono.collectives.neighbourhoods.edges import Weights
@@ -61,8 +55,6 @@ AnyCommunicator = TypeVar("AnyCommunicator", bound="Communicator")
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 _MOST_JOINERS = 1 << 20
-# The arguments of `Communicator.plan` that count rows.
-_COUNTS = ("counts", "send_counts", "recv_counts")
 # Makes the communicator of the members and the joiners, from a world, a count and a time limit: `Growth.grow` of
 # `bootstrap.grow`.
 Grow: TypeAlias = "Callable[[Communicator, int | None, float], Communicator]"
@@ -80,7 +72,7 @@ def _refuse_to_grow(world: Communicator, count: int | None, timeout_s: float) ->
 
 
 @uncopyable("it belongs to this process; dup() makes another one of the same ranks")
-class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiNames, HostSide):
+class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Observation, MpiNames, HostSide):
     """Some or all ranks of a job, which make calls together; a context manager that closes it at its end.
 
     `unisono.init` and `unisono.launch` make the *world*, the communicator of all ranks. `split`, `subgroup`, `dup`,
@@ -151,111 +143,6 @@ class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiName
 
     def __repr__(self) -> str:
         return f"<unisono.Communicator rank {self.rank} of {self.size}>"
-
-    def plan(
-        self,
-        collective: str,
-        x: ArrayOrBuffer | Sequence[ArrayOrBuffer] | None = None,
-        *,
-        op: str | Op | None = None,
-        root: int | None = None,
-        out: ArrayOrBuffer | Sequence[ArrayOrBuffer] | None = None,
-        counts: Sequence[int] | None = None,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        displacements: Sequence[int] | None = None,
-        send_displacements: Sequence[int] | None = None,
-        recv_displacements: Sequence[int] | None = None,
-        counts_at_root: bool = False,
-        algorithm: str | None = None,
-        reproducible: bool = False,
-        accumulate: str | None = None,
-        timeout_s: float | None = None,
-        **message: Any,
-    ) -> Callable[..., Any]:
-        """Return a persistent call: it is checked and planned once, and each use makes it again on the same arrays.
-
-        Using it is the same as calling the method named `collective` with these arguments. Each use reads the current
-        elements of `x`. It overwrites and returns `out`, or the array that `plan` made for the result. With
-        ``wait=False`` it returns a `Work`, which must end before the next use. `plan` itself is not a call: ranks may
-        mix persistent calls and methods, if all of them make the same calls in the same order. But on GPU arrays, all
-        ranks use the same persistent call. A persistent call keeps its arrays alive, and only one thread at a time may
-        use it.
-
-        The arguments and defaults are those of the method, also displacements and `counts_at_root`. But an `x` that is
-        read must be contiguous, and in C order if its rows are distributed over the ranks. Displacements need arrays in
-        host memory.
-
-        ``plan("send", x, dest=…, tag=…)`` and ``plan("recv", out=…, source=…, tag=…)`` are persistent messages. In a
-        group, they are messages of the group.
-
-        Raises:
-            UsageError: there is no such collective, or the call is wrong. Using the persistent call of a closed
-                communicator raises it too.
-            NoAlgorithmError: there is no algorithm of this name, or it cannot carry out this call.
-
-        >>> import numpy as np, unisono as un
-        >>> def accumulate(world):
-        ...     x = np.ones(3)
-        ...     double = world.plan("allreduce", x, out=x)
-        ...     return [double().tolist() for _ in range(3)]
-        >>> un.launch(accumulate, 2)[0]
-        [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]]
-        """
-        rows = {
-            "counts": counts,
-            "send_counts": send_counts,
-            "recv_counts": recv_counts,
-            "displacements": displacements,
-            "send_displacements": send_displacements,
-            "recv_displacements": recv_displacements,
-        }
-        if collective in PERSISTENT:
-            given = {"op": op, "root": root, "algorithm": algorithm, "counts_at_root": counts_at_root or None}
-            return self._plan_message(collective, x, out, {**given, **rows, **message}, timeout_s)
-        if message:
-            raise UsageError(f"only a message has {' and '.join(message)}: leave it out of {collective}")
-        name = VECTOR_CALLS.get(collective, collective)
-        if name not in CONTRACTS:
-            names = (*CONTRACTS, *VECTOR_CALLS, *PERSISTENT)
-            raise UsageError(
-                f"there is no collective {collective!r}: there are {', '.join(names)}{did_you_mean(collective, names)}"
-            )
-        contract = CONTRACTS[name]
-        if contract.input_at_root or contract.output_at_root:
-            root = 0 if root is None else root
-        elif root is not None:
-            raise UsageError(f"{collective} has no root: leave root out")
-        if checked_flag(counts_at_root, "counts_at_root"):
-            if collective not in {"gatherv", "scatterv"}:
-                raise UsageError(f"{collective} takes no counts_at_root: leave it out")
-            rows["counts"] = self._counts(counts, root or 0, counts_at_root)
-        counted = _rows_of(collective, {name: rows[name] for name in _COUNTS})
-        if contract.reduces:
-            op = "sum" if op is None else op
-        elif op is not None or reproducible or accumulate is not None:
-            raise UsageError(
-                f"{collective} combines nothing, so it has no op, reproducible or accumulate: leave them out"
-            )
-        request = algorithm_request(algorithm, reproducible, accumulate)
-        x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
-        read, written = self._planned_shares(collective, root, rows)
-        if read is None and written is None:
-            return self._persistent(CallArguments(name, x, out, op, root, counted, request), x, timeout_s)
-        from unisono.collectives.calls.displaced import DisplacedCall
-
-        if on_device(x) or on_device(out):
-            raise UsageError("a persistent call on GPU arrays takes no displacements: call the method each time")
-        moved = DisplacedCall(x, out, read, written)
-        arguments = CallArguments(name, moved.source, moved.target, op, root, counted, request)
-        again = self._persistent(arguments, x, timeout_s)
-        return lambda wait=True: moved.make(again, wait)
-
-    def _persistent(self, arguments: CallArguments, x: Any, timeout_s: float | None) -> Callable[..., Any]:
-        """Return the persistent call of these arguments, which reads the memory of the caller's `x`."""
-        call = self._checker.check_one(arguments, self._check_usable)
-        check_lasting(call.checked, x)
-        return call.persist(self._limit_s(timeout_s))
 
     def split(
         self,
@@ -687,7 +574,7 @@ class _WithNeighbours(Neighbours, Communicator):
     """A communicator whose ranks have neighbours."""
 
     def plan(self, collective: str, x: Any = None, **options: Any) -> Callable[..., Any]:
-        """Do what `Communicator.plan` does, also for the collectives among neighbours.
+        """Return a persistent call, as `Communicator.plan` does, also of a collective among neighbours.
 
         >>> import numpy as np, unisono as un
         >>> def around(world):
@@ -758,20 +645,3 @@ class Graph(_WithNeighbours):
 
     def dup(self) -> Graph:
         return self._subgroup(range(self.size), partial(Graph, self._neighbourhood, self.weights))
-
-
-def _rows_of(collective: str, counts: Mapping[str, Sequence[int] | None]) -> tuple[Sequence[int], ...] | None:
-    """Return the counts of a persistent call in the order of `CallArguments.counts`.
-
-    Raises:
-        UsageError: the collective takes other counts than these.
-    """
-    names: tuple[str, ...] = ()
-    if collective in VECTOR_CALLS:
-        names = ("send_counts", "recv_counts") if collective == "alltoallv" else ("counts",)
-    passed = {name: rows for name, rows in counts.items() if rows is not None}
-    if set(passed) != set(names):
-        raise UsageError(
-            f"{collective} takes {' and '.join(names) or 'no counts'}; got {' and '.join(passed) or 'none'}"
-        )
-    return tuple(passed[name] for name in names) or None

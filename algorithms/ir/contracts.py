@@ -41,6 +41,11 @@ class Contract:
     varying: tuple[Counts, Counts] | None = None
     synchronizes: bool = False
 
+    @property
+    def has_root(self) -> bool:
+        """Whether one rank, the root, has a special role."""
+        return self.input_at_root or self.output_at_root
+
     def has_input(self, rank: int, root: int) -> bool:
         """Return whether `rank` has an INPUT."""
         return rank == root or not self.input_at_root

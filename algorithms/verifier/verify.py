@@ -199,7 +199,7 @@ def _verify_built(algorithm: Algorithm, plans: Sequence[Plan], segments: int, pa
 
 def _is_rooted(algorithm: Algorithm) -> bool:
     contract = CONTRACTS.get(algorithm.collective)
-    return contract is not None and (contract.input_at_root or contract.output_at_root)
+    return contract is not None and contract.has_root
 
 
 def _check_cost(

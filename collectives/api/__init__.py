@@ -6,6 +6,7 @@
 - `grids.py`: the coordinates of ranks in a grid.
 - `point_to_point.py`: messages between two ranks.
 - `alltoallw.py`: the exchange of arrays of unequal dtypes and shapes.
+- `persistent.py`: persistent calls, which are planned once and made several times.
 - `objects.py`: collectives and messages of Python objects.
 - `observation.py`: the place of the ranks, the choice of algorithms, and the record of the last calls.
 - `windows.py`: one-sided access to memory of other ranks.

@@ -7,7 +7,6 @@ methods never see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -35,10 +34,6 @@ from unisono.transports.contracts.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG
 
 if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer, Target
-
-
-# The persistent messages, with the names of their array and of their peer.
-PERSISTENT = {"send": ("x", "dest"), "recv": ("out", "source")}
 
 
 class Messages(Dispatcher):
@@ -334,34 +329,6 @@ class Messages(Dispatcher):
         probe.wait(limit_s)
         message = probe.message()
         return TakenMessage(probe, self._of_taken, limit_s) if take and message is not None else message
-
-    def _plan_message(
-        self, name: str, x: Any, out: Any, options: Mapping[str, Any], timeout_s: float | None
-    ) -> Callable[..., Any]:
-        """Return the persistent `send` or `recv` of these arguments, which have been checked.
-
-        Raises:
-            UsageError: an argument is wrong or missing, or not one of this message.
-        """
-        array_name, peer_name = PERSISTENT[name]
-        given = {key: value for key, value in {"x": x, "out": out, **options}.items() if value is not None}
-        missing = {array_name, peer_name} - set(given)
-        if missing:
-            raise UsageError(f"a persistent {name} needs a {' and a '.join(sorted(missing))}")
-        others = set(given) - {array_name, peer_name, "tag", *({"synchronous"} if name == "send" else ())}
-        if others:
-            raise UsageError(f"a persistent {name} takes no {' and no '.join(sorted(others))}: leave it out")
-        limit_s, array, peer, tag = self._limit_s(timeout_s), given[array_name], given[peer_name], given.get("tag", 0)
-        if name == "send":
-            self._peer_of(peer, peer_name)
-            checked_integer(tag, "tag", 0, MOST_TAG)
-            SendToNobody(array)  # checks the array
-            synchronous = checked_flag(given.get("synchronous", False), "synchronous")
-            return partial(self.send, array, peer, tag, synchronous=synchronous, timeout_s=limit_s)
-        self._source_of(peer)
-        tag_of(tag)
-        ReceiveFromNobody(array)
-        return partial(self.recv, array, peer, tag, timeout_s=limit_s)
 
     def _of_taken(self, out: Any) -> ReceiveOperand:
         """Return the operand of an array that receives a message in memory of the host."""

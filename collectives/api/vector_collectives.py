@@ -6,7 +6,7 @@ keys have no counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from unisono.collectives.calls.dispatch import Dispatcher
@@ -39,11 +39,6 @@ if TYPE_CHECKING:
 
         send_displacements: Sequence[int] | None
         recv_displacements: Sequence[int] | None
-
-
-# The names of the counts and displacements of the shares that a method reads from `x`, and that it writes to `out`.
-_READ = {"scatterv": ROWS, "alltoallv": SENT}
-_WRITTEN = {"allgatherv": ROWS, "gatherv": ROWS, "alltoallv": RECEIVED}
 
 
 class VectorCollectives(Dispatcher):
@@ -388,34 +383,3 @@ class VectorCollectives(Dispatcher):
             return self._dispatch(collective, call.source, call.target, None, wait=wait, **arguments)
 
         return call.make(dispatch, wait)
-
-    def _planned_shares(
-        self, collective: str, root: int | None, rows: Mapping[str, Sequence[int] | None]
-    ) -> tuple[Blocks | None, Blocks | None]:
-        """Return the shares that a persistent call reads and writes; None for those that follow each other.
-
-        Args:
-            collective: the method.
-            root: its root; None if it has none.
-            rows: the counts and displacements by the names of the arguments; None for those that are missing.
-
-        Raises:
-            UsageError: the method takes no such displacements, or they are wrong.
-        """
-        names = [table.get(collective) for table in (_READ, _WRITTEN)]
-        taken = {each[1] for each in names if each is not None}
-        refused = [name for _, name in (ROWS, SENT, RECEIVED) if rows[name] is not None and name not in taken]
-        if refused:
-            raise UsageError(f"{collective} takes no {' and no '.join(refused)}: leave it out")
-        if root is not None and self.rank != root:
-            return None, None
-        read, written = (self._shares_of(each, rows) for each in names)
-        return read, written
-
-    def _shares_of(self, names: tuple[str, str] | None, rows: Mapping[str, Sequence[int] | None]) -> Blocks | None:
-        if names is None:
-            return None
-        counts, displacements = (rows[name] for name in names)
-        if counts is None or displacements is None:
-            return None
-        return checked_blocks(names, counts, displacements, self.size)

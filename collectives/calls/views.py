@@ -29,7 +29,7 @@ def run_on_views(method: Callable[..., Any], arguments: CallArguments, rank: int
     options: dict[str, Any] = {"algorithm": arguments.algorithm, "timeout_s": arguments.timeout_s}
     if contract.reduces:
         options["op"] = arguments.op
-    if contract.input_at_root or contract.output_at_root:
+    if contract.has_root:
         options["root"] = arguments.root
     source = None if x is None else adapters.view(x, "x")
     writes = out is not None and gets_result(arguments.collective, rank, arguments.root)

@@ -561,7 +561,7 @@ def _predicted_s(
     by_rounds_s = partial(
         predicted_by_rounds_s,
         rounds=rounds,
-        is_rooted=contract.input_at_root or contract.output_at_root,
+        is_rooted=contract.has_root,
         crowd=question.crowd,
     )
     seconds = by_rounds_s(cost, question.nbytes, slower=costs.slower)

@@ -207,7 +207,7 @@ def _reduction(draw: random.Random, name: str, ops: Sequence[str]) -> tuple[str,
 def has_root(name: str) -> bool:
     """Return whether one rank has a special role in `name`, a collective or another method."""
     if name in CONTRACTS:
-        return CONTRACTS[name].input_at_root or CONTRACTS[name].output_at_root
+        return CONTRACTS[name].has_root
     return name not in ("sendrecv", "allgather_object")
 
 
