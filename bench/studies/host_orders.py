@@ -19,6 +19,7 @@ import random
 import statistics
 import sys
 import tempfile
+from functools import partial
 from itertools import permutations
 from math import dist
 from pathlib import Path
@@ -97,7 +98,8 @@ def simulated(maps: int, seed: int) -> list[dict[str, Any]]:
                 others = np.array([(0, *order) for order in permutations(range(1, hosts))])
                 ours = [best_order(collective, name, each, nbytes) for each in (network, wrong)]
                 orders = np.concatenate((np.array([*ours, range(hosts)]), others))
-                times = times_of(steps_of(collective, name, hosts), network, orders, nbytes).seconds
+                over = partial(MapTopology, network)
+                times = times_of(steps_of(collective, name, hosts), over, orders, nbytes).seconds
                 of_ours, of_wrong, of_ranks = (times[:3] / times[3:].min()).tolist()
                 median, worst = np.quantile(times[3:], (0.5, 1.0)) / times[3:].min()
                 row = {"map": number, "hosts": hosts, "call": f"{collective} {name}", "nbytes": nbytes}
@@ -121,7 +123,8 @@ def on_the_wire(maps: int, hosts: int, nbytes: int, seed: int, rounds: int) -> l
         area = random_area(hosts, chance)
         network = map_of(area)
         orders = [(0, *order) for order in permutations(range(1, hosts))]
-        times = times_of(steps_of("allreduce", "ring", hosts), network, np.array(orders), nbytes).seconds
+        steps, over = steps_of("allreduce", "ring", hosts), partial(MapTopology, network)
+        times = times_of(steps, over, np.array(orders), nbytes).seconds
         named = {
             "best": orders[int(np.argmin(times))],
             "ranks": tuple(range(hosts)),

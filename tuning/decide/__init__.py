@@ -6,6 +6,8 @@
 - `forced_rules.py`: rules that force algorithms by collective and size.
 - `lint.py`: finds suspicious decisions and times in a decision table.
 - `model.py`: predicts times by closed-form costs of algorithms.
+- `order_search.py`: improves orders by single changes.
+- `place_order.py`: the order of places of a machine in which a collective takes the least time.
 - `rank_interpolation.py`: predicts the fastest algorithm between measured numbers of ranks and bytes.
 - `table.py`: decision tables and their files.
 """

@@ -6,11 +6,9 @@ delays. A tree sends most over the ways near its root. So the order decides abou
 size.
 
 The time of an order is that of the simulator, on the map of the network. All orders of up to 9 hosts are tried. Orders
-of more hosts are improved step by step: two hosts are swapped, a host moves elsewhere, or a run of hosts is reversed
-(2-opt and or-opt), as long as one of these changes takes less time. This search starts from the order of ranks, from an
-order that goes region by region to the nearest host, and from some orders at random. All of them are improved side by
-side, and each step tries some changes that are drawn at random. At last, all changes of the best order are tried, until
-none takes less time. The first host is fixed: it is the root, and a ring may begin anywhere.
+of more hosts are improved step by step (`order_search.py`). This search starts from the order of ranks, from an order
+that goes region by region to the nearest host, and from some orders at random. The first host is fixed: it is the root,
+and a ring may begin anywhere.
 
 All ranks find the same order, because they have the same map and compute with the same bits. The order is a part of
 the signature of a call.
@@ -28,8 +26,8 @@ time.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import permutations
 from typing import Any
 
@@ -39,6 +37,7 @@ from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import ORDER
 from unisono.algorithms.composition.phases import Composition
+from unisono.tuning.decide.order_search import improved
 from unisono.tuning.machine.map_topology import MapTopology
 from unisono.tuning.machine.network_map import NetworkMap
 from unisono.tuning.machine.topology import Floats, Ranks
@@ -54,8 +53,6 @@ _ORDERED_ACROSS = ORDERED | {"recursive_doubling", "rabenseifner"}
 _ALL_ORDERS, _MOST_ROUNDS = 9, 6_000_000
 # Of more hosts, the search also starts from this many random orders, which are the same on all ranks.
 _SHUFFLES = 6
-# A step of the search tries so many changes of each order. The search ends after so many steps without success.
-_TRIED, _VAIN = 24, 3
 # An order replaces the order of ranks if it takes less than this part of its time, because measured maps differ a bit.
 _BETTER = 0.98
 # The most segments of a simulation, because its time grows with them. With more segments, a pipeline of a few hosts
@@ -64,7 +61,6 @@ _MOST_SEGMENTS = 32
 # Of two orders that take equally long, the one that occupies the ways for less time is better. So the search leaves
 # orders that share a bottleneck.
 _BUSY = 0.01
-_ROUNDING = 1e-9
 
 
 def best_order(collective: str, algorithm: str, network: NetworkMap, nbytes: int, first: int = 0) -> tuple[int, ...]:
@@ -81,7 +77,7 @@ def _searched(collective: str, algorithm: str, network: NetworkMap, nbytes: int,
     others = [host for host in range(network.hosts) if host != first]
 
     def values(orders: Ranks) -> Floats:
-        times = times_of(steps, network, orders, nbytes)
+        times = times_of(steps, partial(MapTopology, network), orders, nbytes)
         return times.seconds + _BUSY / network.hosts * times.busy_s
 
     of_ranks = np.array([first, *others])
@@ -91,7 +87,7 @@ def _searched(collective: str, algorithm: str, network: NetworkMap, nbytes: int,
         chance = random.Random(0)
         shuffled = [[first, *chance.sample(others, len(others))] for _ in range(_SHUFFLES)]
         starts = np.array([of_ranks, by_regions(network, first), *shuffled])
-        orders = np.stack([of_ranks, _improved(starts, values)])
+        orders = np.stack([of_ranks, improved(starts, values)])
     found = values(orders)
     at = int(np.argmin(found))
     return tuple(orders[at if found[at] < _BETTER * found[0] else 0].tolist())
@@ -101,47 +97,6 @@ def _can_try_all(steps: Schedule) -> bool:
     rounds = sum(steps.groups)
     orders = np.prod(np.arange(1.0, steps.size))
     return steps.size <= _ALL_ORDERS and bool(orders * steps.size * rounds <= _MOST_ROUNDS)
-
-
-def _improved(orders: Ranks, values: Callable[[Ranks], Floats]) -> Ranks:
-    """Return the best order to which changes of `orders` lead. No single change improves it."""
-    changes = _changes(orders.shape[1])
-    chance, rows, found = random.Random(0), np.arange(len(orders)), values(orders)
-    vain = 0
-    while vain < _VAIN:
-        tried = orders[:, changes[chance.sample(range(len(changes)), min(_TRIED, len(changes)))]]
-        of_tried = values(tried.reshape(-1, orders.shape[1])).reshape(tried.shape[:2])
-        at = of_tried.argmin(axis=1)
-        is_better = of_tried[rows, at] < found * (1 - _ROUNDING)
-        orders = np.where(is_better[:, None], tried[rows, at], orders)
-        found = np.where(is_better, of_tried[rows, at], found)
-        vain = 0 if is_better.any() else vain + 1
-    order: Ranks = orders[found.argmin()]
-    value = float(found.min())
-    while True:
-        neighbours = order[changes]
-        found = values(neighbours)
-        at_best = int(np.argmin(found))
-        if found[at_best] >= value * (1 - _ROUNDING):
-            return order
-        order, value = neighbours[at_best], float(found[at_best])
-
-
-@lru_cache(maxsize=32)
-def _changes(size: int) -> Ranks:
-    """Return the changes of an order, each as a row of positions: two hosts swapped, one moved, or a run reversed.
-
-    The first host stays.
-    """
-    order, rows = np.arange(size), []
-    for i in range(1, size):
-        for j in range(i + 1, size):
-            swapped, reversed_ = order.copy(), order.copy()
-            swapped[[i, j]] = order[[j, i]]
-            reversed_[i : j + 1] = order[i : j + 1][::-1]
-            rolled = (np.roll(order[i : j + 1], step) for step in (1, -1))
-            rows += [swapped, reversed_, *(np.concatenate((order[:i], run, order[j + 1 :])) for run in rolled)]
-    return np.unique(np.array(rows), axis=0)
 
 
 def least_s(

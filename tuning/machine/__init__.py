@@ -7,6 +7,7 @@
 - `map_topology.py`: the topology of hosts that are far apart, in many orders at once.
 - `network_map.py`: delays and rates between hosts that are far apart.
 - `parameters.py`: costs of links, rounds and memory, by priors or from a calibration.
+- `placed_topology.py`: a topology whose ranks stand at chosen places, in many orders at once.
 - `topology.py`: the paths of messages over levels of links, and the resources that they share.
 - `topology_files.py`: topologies described in TOML or JSON.
 """

@@ -36,15 +36,16 @@ class MapTopology(Topology):
         self.size = size = len(self._order)
         self.levels, self.reduce, self.copy = (Level("network", link, size, "all_to_all"),), UNMEASURED, UNMEASURED
         ports = (fastest_s / per_byte_s.min(axis=axis)[self._order] for axis in (1, 0))  # out of a host, and into it
-        self._way_from, order = 2 * size, self._order.reshape(-1, self._hosts)
+        self.first_shared = 2 * size
+        order = self._order.reshape(-1, self._hosts)
         ways = fastest_s / per_byte_s[order[:, :, None], order[:, None, :]]
         ways[:, range(self._hosts), range(self._hosts)] = 1.0
         self.capacities: Floats = np.concatenate((*ports, ways.ravel()))
-        self.names = [(0, "out of host"), (size, "into host"), (2 * size, "way")]
+        self.names = [(0, "out of host"), (size, "into host"), (self.first_shared, "way")]
 
     def paths(self, sources: Ranks, targets: Ranks) -> Paths:
         """Return the paths of messages from `sources` to `targets`, equally long arrays."""
-        way = self._way_from + sources * self._hosts + targets % self._hosts
+        way = self.first_shared + sources * self._hosts + targets % self._hosts
         return Paths(
             np.zeros(len(sources), np.int64),
             self._delay_s[self._order[sources], self._order[targets]],

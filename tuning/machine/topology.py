@@ -85,6 +85,7 @@ class Topology:
         levels: from the inside out.
         capacities: for each resource, by its number, how many messages it carries at full bandwidth.
         names: the kinds of resources, as (first number, name); ascending.
+        first_shared: the number of the first resource behind the ports of ranks. Ranks share it and all further ones.
         reduce, copy: seconds of combining and of copying, by bytes. Without knots, combining takes the rate of the
             innermost link, and copying takes no time.
         is_eager: whether a message is under way before its receiver waits for it. If not, it is a rendezvous.
@@ -164,7 +165,7 @@ class Topology:
 
     def _setup(self, parts: list[Ranks]) -> None:
         """Number the resources and set their capacities. `parts` holds for each level the part of every rank."""
-        self._parts = parts
+        self._parts, self.first_shared = parts, 2 * self.size
         self._up, self._down, self._between, self._widths = ([0] * len(self.levels) for _ in range(4))
         self.names: list[tuple[int, str]] = []
         capacities: list[Floats] = []
@@ -184,7 +185,9 @@ class Topology:
                 capacity_of_way = np.repeat(slow * level.link.pairs, self._widths[at])
                 self._between[at] = self._add(capacities, f"{level.name} channel", capacity_of_way)
             elif level.join == "torus":
-                capacity_of_way = np.repeat(slow * level.link.pairs, 2 * len(level.shape))
+                # A message may pass through parts of the grid that have no rank.
+                whole = np.pad(slow, (0, -number % level.size), constant_values=1.0)
+                capacity_of_way = np.repeat(whole * level.link.pairs, 2 * len(level.shape))
                 self._between[at] = self._add(capacities, f"{level.name} link", capacity_of_way)
         self.capacities = np.concatenate(capacities)
 

@@ -1,18 +1,17 @@
-"""Simulates one schedule in many orders of hosts at once, as one copy of it for each order.
+"""Simulates one schedule in many orders at once, as one copy of it for each order.
 
-All copies are one schedule of a `MapTopology`, whose rounds are arrays over all ranks. So a thousand orders of 8 hosts
+All copies are one schedule of one topology, whose rounds are arrays over all ranks. So a thousand orders of 8 hosts
 take about as long as 25 simulations of one order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono.tuning.machine.map_topology import MapTopology
-from unisono.tuning.machine.network_map import NetworkMap
-from unisono.tuning.machine.topology import Floats, Ranks
+from unisono.tuning.machine.topology import Floats, Ranks, Topology
 from unisono.tuning.simulator import round_model
 from unisono.tuning.simulator.step_table import Schedule
 
@@ -26,33 +25,39 @@ class OrderTimes(NamedTuple):
 
     Attributes:
         seconds: for each order, the time until the last rank has ended.
-        busy_s: for each order, the time for which all ways together are busy. Of two orders that take equally long, the
-            one that occupies the ways for less time is better.
+        busy_s: for each order, the time for which all shared resources together are busy. Of two orders that take
+            equally long, the one that occupies them for less time is better.
     """
 
     seconds: Floats
     busy_s: Floats
 
 
-def times_of(steps: Schedule, network: NetworkMap, orders: Ranks, nbytes: float, segments: int = 1) -> OrderTimes:
-    """Return the times of a schedule on vectors of `nbytes`, for each row of `orders`, a permutation of the hosts.
+def times_of(
+    steps: Schedule, over: Callable[[Ranks], Topology], orders: Ranks, nbytes: float, segments: int = 1
+) -> OrderTimes:
+    """Return the times of a schedule on vectors of `nbytes`, for each row of `orders`.
+
+    `over` returns the topology of some orders at once, where rank c·n + r is rank r of the c-th order of n ranks.
 
     Raises:
         RecursionError: the schedule has no rounds, because its lanes wait for each other in both directions.
     """
     at_once = max(1, _MOST_RANKS // steps.size)
     parts = [
-        _times(steps, network, orders[first : first + at_once], nbytes, segments)
+        _times(steps, over, orders[first : first + at_once], nbytes, segments)
         for first in range(0, len(orders), at_once)
     ]
     return OrderTimes(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _times(steps: Schedule, network: NetworkMap, orders: Ranks, nbytes: float, segments: int) -> OrderTimes:
-    copies, size = len(orders), steps.size
-    traffic = round_model.run(_side_by_side(steps, copies), MapTopology(network, orders), nbytes, segments)
-    ways_s = traffic.busy_s[2 * copies * size :].reshape(copies, -1)
-    return OrderTimes(traffic.finish_s.reshape(copies, size).max(axis=1), ways_s.sum(axis=1))
+def _times(
+    steps: Schedule, over: Callable[[Ranks], Topology], orders: Ranks, nbytes: float, segments: int
+) -> OrderTimes:
+    copies, size, topology = len(orders), steps.size, over(orders)
+    traffic = round_model.run(_side_by_side(steps, copies), topology, nbytes, segments)
+    shared_s = traffic.busy_s[topology.first_shared :].reshape(copies, -1)
+    return OrderTimes(traffic.finish_s.reshape(copies, size).max(axis=1), shared_s.sum(axis=1))
 
 
 def _side_by_side(steps: Schedule, copies: int) -> Schedule:
@@ -62,6 +67,7 @@ def _side_by_side(steps: Schedule, copies: int) -> Schedule:
     peer = np.tile(steps.peer, copies)
     return steps._replace(
         size=copies * steps.size,
+        copies=copies,
         rank=np.tile(steps.rank, copies) + first,
         peer=np.where(peer < 0, peer, peer + first),
         **columns,

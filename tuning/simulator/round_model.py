@@ -113,7 +113,7 @@ def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Si
     level_nbytes, messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
     busy_s = np.zeros(len(topology.capacities))
     for active, first, last in _intervals(rows):
-        for round_, times in _rounds(rows, active, first, last, topology):
+        for round_, times in _rounds(rows, active, (first, last), topology, steps.ranks):
             now = _repeated(round_, times, now, topology.is_eager)
             level_nbytes += times * round_.nbytes
             messages += times * round_.messages
@@ -173,9 +173,14 @@ def _by_round(steps: Schedule) -> Schedule:
     count = np.arange(len(index)) - np.repeat(np.cumsum(again) - again, again)
     columns = {name: getattr(steps, name)[index] for name in ("rank", "kind", "lane", "stride", "advance", "share")}
     at = starts[index] + steps.first[index] + count * columns["stride"]
-    moved = np.where(steps.peer[index] < 0, -1, (steps.peer[index] + count * columns["advance"]) % steps.size)
+    moved = _advanced(steps.peer[index], count * columns["advance"], steps.ranks)
     times = np.where(even[index], steps.times[index], 1)
     return steps._replace(first=every[at], times=times, peer=moved, **columns)
+
+
+def _advanced(peer: Ranks, advance: Ranks, ranks: int) -> Ranks:
+    """Return peers that have moved on around the ring of `ranks` ranks; nobody stays nobody."""
+    return np.where(peer < 0, -1, peer - peer % ranks + (peer + advance) % ranks)
 
 
 def _in_segments(steps: Schedule, nbytes: float, segments: int) -> _Rows:
@@ -216,8 +221,11 @@ def _intervals(rows: _Rows) -> Iterator[tuple[Ranks, int, int]]:
             yield active[np.argsort(rows.rank[active], kind="stable")], int(first), int(last)
 
 
-def _rounds(rows: _Rows, active: Ranks, first: int, last: int, topology: Topology) -> Iterator[tuple[_Round, int]]:
-    """Yield the rounds of a run, and how often each repeats."""
+def _rounds(
+    rows: _Rows, active: Ranks, run: tuple[int, int], topology: Topology, ranks: int
+) -> Iterator[tuple[_Round, int]]:
+    """Yield the rounds of a run, and how often each repeats. `ranks` is that of the schedule."""
+    first, last = run
     often = active[rows.times[active] > 1]
     if not ((rows.stride[often] > 1) | (rows.advance[often] != 0)).any():
         yield _round(_steps(rows, active), topology), last - first
@@ -225,7 +233,7 @@ def _rounds(rows: _Rows, active: Ranks, first: int, last: int, topology: Topolog
     changing = _chosen(rows, active)
     for at in range(first, last):
         iteration, rest = np.divmod(at - changing.first, changing.stride)
-        peer = np.where(changing.peer < 0, -1, (changing.peer + iteration * changing.advance) % topology.size)
+        peer = _advanced(changing.peer, iteration * changing.advance, ranks)
         yield _round(_steps(changing._replace(peer=peer), np.flatnonzero(rest == 0)), topology), 1
 
 

@@ -84,12 +84,15 @@ class Schedule(NamedTuple):
         groups: for each lane, the number of its groups with all loops unrolled.
         after: for each group that waits for a group of another lane, the pair of both, without duplicates.
         is_symmetric: whether the schedule was made from the plan of rank 0.
+        copies: how many copies of one schedule stand side by side, with the ranks of each after those of the one
+            before.
     """
 
     size: int
     groups: tuple[int, ...]
     after: tuple[After, ...]
     is_symmetric: bool
+    copies: int
     rank: Ranks
     kind: Ranks
     lane: Ranks
@@ -99,6 +102,11 @@ class Schedule(NamedTuple):
     peer: Ranks
     advance: Ranks
     share: Floats
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of one copy."""
+        return self.size // self.copies
 
 
 def schedule(algorithm: Algorithm, size: int, root: int, params: Mapping[str, Any]) -> Schedule:
@@ -262,7 +270,7 @@ def _of_symmetry(plan: Plan, rows: Sequence[StepRow], radices: Sequence[int]) ->
     columns = {name: np.repeat(column, plan.size) for name, column in _columns(rows).items()}
     columns["peer"] = np.concatenate([*peers, nobody[:0]])
     groups = tuple(plan.group_count(lane) for lane in range(len(plan.lanes)))
-    return Schedule(plan.size, groups, tuple(_after(plan)), True, np.tile(ranks, len(rows)), **columns)
+    return Schedule(plan.size, groups, tuple(_after(plan)), True, 1, np.tile(ranks, len(rows)), **columns)
 
 
 def _apart(ranks: Ranks, offset: int, radices: Sequence[int]) -> Ranks:
@@ -284,7 +292,7 @@ def _of_plans(plans: Sequence[Plan]) -> Schedule:
     groups = tuple(max(plan.group_count(lane) for plan in plans if lane < len(plan.lanes)) for lane in lanes)
     rank = np.repeat(np.arange(len(plans)), [len(rows) for rows in rows_of_ranks])
     return Schedule(
-        len(plans), groups, tuple(after), False, rank, **_columns([row for rows in rows_of_ranks for row in rows])
+        len(plans), groups, tuple(after), False, 1, rank, **_columns([row for rows in rows_of_ranks for row in rows])
     )
 
 

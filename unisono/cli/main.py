@@ -34,6 +34,7 @@ SUBCOMMANDS = {
     "calibrate": "Measure the links and the memory of this machine.",
     "tune": "Measure which algorithms are fastest here, and write a decision table.",
     "simulate": "Predict a collective on a described machine, at any number of ranks.",
+    "place": "Propose the order of a job's hosts on a described machine.",
     "show": "Show the schedule of an algorithm and its cost.",
     "import": "Prove a schedule of MSCCL or MSCCL++, and show its cost beside other algorithms.",
     "export": "Write the schedule of an algorithm for MSCCL.",

@@ -5,5 +5,5 @@
 - `doctor.py`, `test.py`, `verify.py`: check the machine, the calls and the algorithms.
 - `bench.py`, `calibrate.py`, `tune.py`: measure.
 - `import_schedule.py`, `export_schedule.py`: read and write schedules of other programs (`import`, `export`).
-- `explain.py`, `simulate.py`, `show.py`: explain, predict and draw calls without running them.
+- `explain.py`, `simulate.py`, `place.py`, `show.py`: explain, predict, place and draw calls without running them.
 """

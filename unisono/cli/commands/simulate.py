@@ -16,27 +16,20 @@ from unisono.algorithms.composition.phases import Composition
 from unisono.cli.commands.show import given_parameters
 from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.options.loading import load_option
+from unisono.cli.options.sizes import nbytes_option
 from unisono.cli.output.terminal import add_names, console, progress
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.options import parse_nbytes
 from unisono.tuning.machine.parameters import LINKS
 from unisono.tuning.machine.topology import Topology, flat
 from unisono.tuning.machine.topology_files import load
 from unisono.tuning.simulator.simulate import ENGINES, Simulation, least_s, simulate
 
 
-def _nbytes(context: click.Context, parameter: click.Parameter, text: str) -> int:
-    try:
-        return parse_nbytes(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not {error}.") from None
-
-
 @click.command(short_help="Predict a collective on a described machine, at any number of ranks.")
 @click.argument("collective", shell_complete=complete_collectives)
 @click.argument("algorithms", shell_complete=complete_algorithms, metavar="ALGORITHM...", nargs=-1, required=True)
 @click.option("-n", "size", type=click.IntRange(min=1), default=8, show_default=True, help="Number of ranks.")
-@click.option("--size", "nbytes", default="1M", show_default=True, callback=_nbytes, help="Bytes of the vector.")
+@nbytes_option
 @click.option("--topology", type=click.Path(dir_okay=False, path_type=Path), help="File that describes the machine.")
 @click.option(
     "--link", type=click.Choice(list(LINKS)), help="Link between all ranks, without --topology.  [default: shm]"
@@ -85,7 +78,7 @@ def command(
     simulations.sort(key=lambda each: each.seconds)
     bound_s = least_s(collective, nbytes, over)
     if as_json:
-        rows = [_row(each) for each in simulations]
+        rows = [simulation_to_json(each) for each in simulations]
         click.echo(json.dumps({"least_s": bound_s, "simulations": rows, "refused": refused}))
         return
     terminal = console()
@@ -102,7 +95,7 @@ def _parameters(algorithm: Algorithm, params: tuple[str, ...], over: Topology) -
     return {"hosts": over.hosts(), **arguments} if has_hosts else arguments
 
 
-def _row(simulation: Simulation) -> dict[str, Any]:
+def simulation_to_json(simulation: Simulation) -> dict[str, Any]:
     """Return a simulation in its JSON form."""
     name, busy_s = simulation.busiest
     return {
@@ -111,6 +104,14 @@ def _row(simulation: Simulation) -> dict[str, Any]:
         "levels": [level._asdict() for level in simulation.levels],
         "busiest": {"resource": name, "busy_s": busy_s},
     }
+
+
+def megabytes_by_level(simulation: Simulation) -> list[str]:
+    """Return the MB over each level of the machine, for a table."""
+    return [
+        f"{level.nbytes / 1e6:,.3g}" if level.nbytes < 1e9 else f"{level.nbytes / 1e6:,.0f}"
+        for level in simulation.levels
+    ]
 
 
 def _us(seconds: float) -> str:
@@ -128,10 +129,7 @@ def _table(simulations: list[Simulation], over: Topology) -> Table:
         table.add_column(heading, justify="right" if heading == "busy" else "left")
     for simulation in simulations:
         name, busy_s = simulation.busiest
-        levels = [
-            f"{level.nbytes / 1e6:,.3g}" if level.nbytes < 1e9 else f"{level.nbytes / 1e6:,.0f}"
-            for level in simulation.levels
-        ]
+        levels = megabytes_by_level(simulation)
         time, engine = _us(simulation.seconds), simulation.engine
         busy = f"{busy_s / simulation.seconds:.0%}" if simulation.seconds else ""
         table.add_row(simulation.algorithm, str(simulation.segments), time, *levels, name, busy, engine)

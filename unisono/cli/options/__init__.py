@@ -4,4 +4,5 @@
 - `counts.py`: several numbers of ranks, such as 2,3,4.
 - `loading.py`: ``--load``, the files that register algorithms.
 - `outputs.py`: files that commands write, checked before the work.
+- `sizes.py`: ``--size``, the bytes of a vector.
 """
