@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.commands import unisono
-from support.programs import Completed, completed, import_path
+from support.import_path import import_path
+from support.programs import Completed, completed
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "mpi4py_programs"
 

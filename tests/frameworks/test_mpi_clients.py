@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
-from support.programs import import_path
+from support.import_path import import_path
 
 ROOT = Path(__file__).parents[2]
 OPENMPI = ROOT / ".mpi" / "openmpi"

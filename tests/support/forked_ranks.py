@@ -44,6 +44,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from support.import_path import import_path
+
 from unisono.launchers.process import Command, start as start_process
 
 # The modules that ranks import: the library up to a first result, and the imports of tests that run on ranks.
@@ -208,11 +210,6 @@ class ForkServer:
         finally:
             os.close(status_end)
         return status_pipe
-
-
-def import_path() -> str:
-    """Return the PYTHONPATH with which another process can import all modules that this process can import."""
-    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
 
 
 def prepare_for(file: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 from support.deadlines import DEADLINE_S
-from support.forked_ranks import Started, import_path, server
+from support.forked_ranks import Started, server
+from support.import_path import import_path
 from support.ports import free_port
+from support.ranks import end_with_stacks, late_of
 
 from unisono.frameworks.jax import mpi_library
 from unisono.launchers.process import Command
@@ -39,14 +39,13 @@ def run(program: str, *arguments: str, ranks: int, **environ: str) -> list[subpr
     meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared = {**os.environ, "PYTHONPATH": import_path(), **VARIABLES, **meeting, **environ}
     fork = server("unisono.jax").start
-    started: list[Started] = [fork(command, None, {**shared, "RANK": str(rank)}) for rank in range(ranks)]
+    started = [fork(command, (), {**shared, "RANK": str(rank)}) for rank in range(ranks)]
     try:
-        in_time = _end_in_time(started)
+        late = late_of(started, DEADLINE_S)
     finally:
-        for process in started:
-            process.kill()
+        end_with_stacks(started)
     completed = [subprocess.CompletedProcess(program, process.wait(), *_outputs(process)) for process in started]
-    assert in_time, completed
+    assert not late, completed
     return completed
 
 
@@ -57,20 +56,6 @@ def lines_of(program: str, *arguments: str, ranks: int, **environ: str) -> list[
         (rank.returncode, rank.stderr) for rank in processes
     ]
     return [rank.stdout.splitlines() for rank in processes]
-
-
-def _end_in_time(started: list[Started]) -> bool:
-    """Wait for ranks to end. At the deadline, let all ranks write the stacks of their threads, and return False."""
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        for process in started:
-            process.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        for process in started:
-            process.send_signal(signal.SIGABRT)
-            process.wait()
-        return False
-    return True
 
 
 def _outputs(process: Started) -> tuple[str, str]:

@@ -22,9 +22,9 @@ from types import MappingProxyType
 from typing import Any
 
 import cloudpickle
-from support import forked_ranks
 from support.deadlines import DEADLINE_S
-from support.programs import completed, end_session, import_path
+from support.import_path import import_path
+from support.programs import completed, end_session
 from support.ranks import STACKS_S, Ranks, by_value
 
 import unisono as un
@@ -107,7 +107,7 @@ class MpiRanks(Ranks):
         place = f"{self._directory}/ranks"
         words = [*(command or launcher(library)), "-n", str(size)]
         words += [str(environment_of(library) / "bin" / "python"), "-c", _CHILD]
-        settings = {_PLACE: place, "UNISONO_TRANSPORTS": transports, "PYTHONPATH": forked_ranks.import_path()}
+        settings = {_PLACE: place, "UNISONO_TRANSPORTS": transports, "PYTHONPATH": import_path()}
         self._connections: list[Connection] = []
         with Listener(place, "AF_UNIX") as listener:
             listener._listener._socket.settimeout(DEADLINE_S)  # type: ignore[attr-defined]

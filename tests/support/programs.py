@@ -17,14 +17,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from support.deadlines import DEADLINE_S
+from support.import_path import import_path
 from support.ports import free_port
 
 Completed: TypeAlias = subprocess.CompletedProcess[str]
-
-
-def import_path() -> str:
-    """Return the PYTHONPATH with which a program can import `support`, and what this process's variable names."""
-    return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @contextlib.contextmanager

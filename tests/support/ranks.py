@@ -29,6 +29,7 @@ import cloudpickle
 from support import forked_ranks
 from support.deadlines import DEADLINE_S
 from support.forked_ranks import Started
+from support.import_path import import_path
 
 import unisono as un
 from unisono.collectives.calls.planning import HostLayout
@@ -314,7 +315,7 @@ class Job:
             end_with_stacks(self._processes)
         elif error is not None:
             _kill(self._processes)
-        late = _late(self._processes, DEADLINE_S)
+        late = late_of(self._processes, DEADLINE_S)
         end_with_stacks([self._processes[rank] for rank in late])
         for connection in self._connections:
             connection.close()
@@ -330,7 +331,7 @@ class Job:
     def _start(self, meeting: Mapping[str, Any] | None, task: bytes) -> None:
         ours, theirs = socket.socketpair()
         number = len(self._processes)
-        environ = {**os.environ, "PYTHONPATH": forked_ranks.import_path(), **self._variables(number)}
+        environ = {**os.environ, "PYTHONPATH": import_path(), **self._variables(number)}
         with theirs:
             command = Command((sys.executable, "-c", _CHILD, str(theirs.fileno())), (theirs.fileno(),))
             self._processes.append(self._place.start(number, command, environ))
@@ -403,11 +404,11 @@ def end_with_stacks(processes: Sequence[Started]) -> None:
     for process in processes:
         for number in (signal.SIGABRT, signal.SIGCONT):
             process.send_signal(number)
-    _late(processes, STACKS_S)
+    late_of(processes, STACKS_S)
     _kill(processes)
 
 
-def _late(processes: Sequence[Started], timeout_s: float) -> list[int]:
+def late_of(processes: Sequence[Started], timeout_s: float) -> list[int]:
     """Wait until all processes have ended; return the indices of those that still run after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     late = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from support.deadlines import DEADLINE_S, await_marks, leave_mark
+from support.import_path import import_path
 from support.ports import free_port
 
 import unisono as un
@@ -62,7 +63,7 @@ class SwarmProcesses:
             **os.environ,
             "PLACES": ",".join(self.urls),
             "UNISONO_KEY_FILE": str(self.folder / "key"),
-            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYTHONPATH": import_path(),
             **(environ or {}),
         }
         code = _PRELUDE + textwrap.dedent(program)

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.programs import Completed, completed, import_path
+from support.import_path import import_path
+from support.programs import Completed, completed
 
 PROGRAMS = Path(__file__).parent / "torch_programs"
 # Warnings of torch are errors, except two of versions before 2.13, which concern torch itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.deadlines import DEADLINE_S
+from support.import_path import import_path
 from support.ports import free_port
-from support.programs import import_path
+from support.programs import started
 
 # The agent of torchrun ends its ranks when it gets SIGTERM. The kernel sends it when the parent has died.
 _AGENT = (
@@ -48,16 +50,13 @@ def torchrun(program: Path, folder: Path, *words: str, ranks: int = 2, agents: i
         restarts: how often each agent starts its ranks again.
     """
     deadline = time.monotonic() + DEADLINE_S
-    processes = _started(
-        [sys.executable, "-c", _AGENT, *_options(ranks, agents, restarts), str(program), *words], agents, folder
-    )
-    try:
-        written = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            _end(process)
+    command = [sys.executable, "-c", _AGENT, *_options(ranks, agents, restarts), str(program), *words]
+    variables = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
+    with started([command] * agents, [variables] * agents, folder) as processes:
+        try:
+            written = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in processes]
+        finally:
+            _end(processes)
     assert [process.returncode for process in processes] == [0] * agents, "\n".join(errors for _, errors in written)
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
     return Ended("".join(output for output, _ in written), reports)
@@ -77,15 +76,10 @@ def _options(ranks: int, agents: int, restarts: int) -> list[str]:
     return [f"--{name}={value}" for name, value in options.items()]
 
 
-def _started(command: Sequence[str], agents: int, folder: Path) -> list[subprocess.Popen[str]]:
-    env = {**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    return [subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True) for _ in range(agents)]
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    try:
-        process.communicate(timeout=_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+def _end(agents: Sequence[subprocess.Popen[str]]) -> None:
+    """Let agents that still run end their ranks, which are in sessions of their own."""
+    for agent in agents:
+        agent.terminate()
+    for agent in agents:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.communicate(timeout=_END_S)
