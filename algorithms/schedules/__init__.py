@@ -11,5 +11,6 @@ limited.py        numbers within limits
 msccl.py          XML of MSCCL, read
 mscclpp.py        execution plans of MSCCL++, read
 msccl_writing.py  XML of MSCCL, written
+chakra.py         execution traces of Chakra, written
 proving.py        any schedule as an algorithm: proved and registered
 """

@@ -37,7 +37,7 @@ SUBCOMMANDS = {
     "place": "Propose the order of a job's hosts on a described machine.",
     "show": "Show the schedule of an algorithm and its cost.",
     "import": "Prove a schedule of MSCCL or MSCCL++, and show its cost beside other algorithms.",
-    "export": "Write the schedule of an algorithm for MSCCL.",
+    "export": "Write a schedule for MSCCL or ASTRA-sim, or a decision table for another library.",
     "verify": "Prove the algorithms that a file registers, or all algorithms.",
     "test": "Run random calls of every collective, and check their results.",
 }
