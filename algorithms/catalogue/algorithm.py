@@ -104,6 +104,8 @@ class Algorithm:
             ranks.
         vendor: whether a library carries the algorithm out by itself; the plans are then empty.
         by_name_only: whether the tuner must not choose the algorithm, because its cost alone would mislead.
+        short_ways: whether its only gain are shorter ways of messages within a network. A campaign does not measure it
+            on one host, where all ways are equal.
         chosen_far: whether the tuner may choose it nevertheless between hosts that are far apart. Messages to several
             ranks are under way at the same time there, so they cost one latency.
         supports: a function of the number of ranks that returns None, or the reason why the algorithm cannot run.
@@ -126,6 +128,7 @@ class Algorithm:
     varying: bool = False
     is_cost_exact: bool = True
     by_name_only: bool = False
+    short_ways: bool = False
     chosen_far: bool = False
     vendor: bool = False
     supports: Callable[[int], str | None] = lambda size: None

@@ -13,7 +13,7 @@ MAPPED: Mapping[str, Any] = {"segmentable": False, "mapped": True, "by_name_only
 
 # The properties of algorithms that only shorten the ways of messages. They run by name only: some other algorithm has
 # the same cost or a lower one at each number of ranks, and the tuner's model knows no distances within a network.
-SHORT_WAYS: Mapping[str, Any] = {"by_name_only": True}
+SHORT_WAYS: Mapping[str, Any] = {"by_name_only": True, "short_ways": True}
 
 
 class Row(NamedTuple):

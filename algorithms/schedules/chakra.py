@@ -3,13 +3,13 @@
 Theory of operation. A trace has one file for each rank. A file is a sequence of protobuf messages, each behind its
 length: first the version, and then one node for each step of the plan. A send or a receive is a communication node, and
 a copy or a reduction is a computation. A `RecvReduce` is a receive and a computation behind it. A node depends on the
-last nodes of the groups that must have ended before its group begins. The tag of a message is that of its lane and group.
+last nodes of the groups that must have ended before its group begins. The tag of a message numbers its lane and group.
 
-Attributes that ASTRA-sim does not read name the step: ``step``, ``lane``, ``group``, and the blocks ``src`` and ``dst``,
-such as ``OUTPUT 1 2``. By these the plan can be read again.
+Attributes that ASTRA-sim does not read name the step: ``step``, ``lane``, ``group``, and the blocks ``src`` and
+``dst``, such as ``OUTPUT 1 2``. By these the plan can be read again.
 
-The fields and their numbers are those of ``et_def.proto`` of MLCommons Chakra. They are few, so they are written without
-the package of protobuf.
+The fields and their numbers are those of ``et_def.proto`` of MLCommons Chakra. They are few, so they are written
+without the package of protobuf.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ class _Rank:
 
     def trace(self) -> bytes:
         """Return the file of the rank."""
-        groups = {
-            (lane, at): g for lane in range(len(self._plan.lanes)) for at, g in enumerate(self._plan.groups(lane))
-        }
+        lanes = [list(self._plan.groups(lane)) for lane in range(len(self._plan.lanes))]
+        groups = {(lane, at): group for lane, of_lane in enumerate(lanes) for at, group in enumerate(of_lane)}
         messages = [_text(1, VERSION)]
         while groups:
             place = next(each for each in groups if not _before(each, groups[each]) & groups.keys())
@@ -78,7 +77,7 @@ class _Rank:
 
     def _group(self, place: tuple[int, int], group: Group) -> Iterator[bytes]:
         before = sorted({node for each in _before(place, group) for node in self._ends[each]})
-        last = []
+        last = list[int]()
         for step in group.steps:
             waits: Sequence[int] = before
             for node in self._nodes(step, *place):

@@ -1,5 +1,6 @@
 """Benchmarks beside those of collectives, each `unisono bench NAME`.
 
+- `algorithms.py`: every algorithm of a collective, ranked.
 - `bootstrap.py`: the time that ranks take to start. `memory.py`: the memory of a rank for its peers.
 - `overlap.py`: calls during computing. `tls.py`: the cost of TLS. `transports.py`: messages over each transport.
 - `gradients.py`: exposed communication of gradients. `compression.py`: the cost of compressed gradients.

@@ -1,4 +1,4 @@
-"""Execution traces of Chakra: read by the schema of their format, they are the plans again, and right in every order."""
+"""Execution traces of Chakra: by the schema of the format they are the plans again, and right in every order."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_trace_is_right_in_every_order_that_its_dependencies_allow(name: str) ->
         memories = run(plans, traces, random.Random(seed))
         for plan, memory in zip(plans, memories, strict=True):
             for block in range(plan.output.blocks):
-                assert memory[Buffer.OUTPUT, block] == {rank: 1 for rank in range(size)}, (plan.rank, block)
+                assert memory[Buffer.OUTPUT, block] == dict.fromkeys(range(size), 1), (plan.rank, block)
 
 
 def run(plans: list[Plan], traces: list[list[Node]], order: random.Random) -> list[dict[Any, Any]]:

@@ -78,7 +78,8 @@ def rules_of(
     Args:
         table: decisions for dtypes that are not "plain" are ignored, because no library here asks for the dtype.
         library: names the algorithms.
-        link, machine: use only decisions for this kind of link, and this fingerprint of a machine.
+        link: only decisions for this kind of link are used.
+        machine: only decisions of the machine with this fingerprint are used.
 
     Raises:
         UsageError: two decisions are for the same calls, or none is for the memory of the library.

@@ -1,9 +1,9 @@
 """The file of dynamic rules of Open MPI's component ``tuned``, which ``coll_tuned_dynamic_rules_filename`` names.
 
-The file has numbers: of collectives; for each, its id and the number of communicator sizes; for each of these, the size
-and the number of rules; for each rule, the bytes from which on it holds, the algorithm, a fan-out, and the bytes of a
-segment. Sections and rules hold up to the next one. Algorithm 0 is the library's own choice. So each section for n ranks
-is followed by one for n + 1 ranks that leaves the choice to the library.
+The file has numbers: of collectives; for each, its id and the number of communicator sizes; for each of these, the
+size and the number of rules; for each rule, the bytes from which on it holds, the algorithm, a fan-out, and the bytes
+of a segment. Sections and rules hold up to the next one. Algorithm 0 is the library's own choice. So each section for
+n ranks is followed by one for n + 1 ranks that leaves the choice to the library.
 """
 
 from __future__ import annotations

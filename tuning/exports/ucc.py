@@ -1,8 +1,8 @@
 """The score string of UCC for its layer over UCX, the value of ``UCC_TL_UCP_TUNE``.
 
-Tokens have ``#`` between them. A token is: collective, bytes from and to (not included), ranks from and to, score, and the
-algorithm after ``@``. The score ``inf`` chooses this layer for the call. A token may name a kind of memory too. Documents
-and code of UCC differ about the name of the host's memory, so none is named.
+Tokens have ``#`` between them. A token is: collective, bytes from and to (not included), ranks from and to, score, and
+the algorithm after ``@``. The score ``inf`` chooses this layer for the call. A token may name a kind of memory too.
+Documents and code of UCC differ about the name of the host's memory, so no token names one.
 """
 
 from __future__ import annotations

@@ -271,10 +271,16 @@ class Campaign:
         return self._kept(collective, nbytes, times, NEAR, required)
 
     def _open(self, collective: str, nbytes: int) -> list[Candidate]:
-        """Return the algorithms that can run, including those that the tuner uses only if named, and libraries' own."""
+        """Return the algorithms that can run, including those that the tuner uses only if named, and libraries' own.
+
+        Algorithms whose only gain are short ways in a network are not among them on one host, where they cannot win.
+        """
         question, state = self._trials.question(collective, nbytes), self._trials.known
+        is_one_host = question.ranks_per_host >= question.size
         rows = list[Candidate]()
         for algorithm in looked_at(question):
+            if algorithm.short_ways and is_one_host:
+                continue
             is_named = not isinstance(algorithm, Composition)  # so that compositions without any gain stay out
             rows.append(candidate(Variant(algorithm.name), question, state, None, is_named))
         return [each for each in rows if each.refusal is None]

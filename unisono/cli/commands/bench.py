@@ -84,6 +84,7 @@ PROGRAMS = {
         "curves": "Draw saved results as curves.",
     },
     "unisono.bench.programs": {
+        "algorithms": "Rank every algorithm of a collective, as a map of sizes and ranks.",
         "bootstrap": "The time in which ranks start and meet.",
         "churn": "A swarm whose members are killed, stopped and cut off.",
         "compression": "The processor time of compressions of gradients.",
