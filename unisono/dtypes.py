@@ -1,7 +1,10 @@
-"""The element types that Unisono reduces and moves, as one table.
+"""The element types that Unisono reduces and moves, as one table, and those that it only moves.
 
 The native core has the same table as an enum with the same codes; a test compares the two. Neither numpy nor ml_dtypes
 is imported here: both use the names in the table, so a lookup by name is enough.
+
+A `DType` of a date, a text or a structure is not in the table. Its elements are moved as bytes, and no call combines
+them. Its `name` identifies it on all ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from typing import Literal
 
 from unisono.foundation.records import record
 
-Kind = Literal["bool", "integer", "float", "float8", "complex"]
+Kind = Literal["bool", "integer", "float", "float8", "complex", "date", "duration", "text", "structure"]
+
+# The kinds of elements that are moved as bytes.
+_AS_BYTES = frozenset({"date", "duration", "text", "structure"})
 
 
 @record
@@ -30,6 +36,21 @@ class DType:
     itemsize: int
     kind: Kind
     accumulate: str
+
+    @property
+    def is_moved_as_bytes(self) -> bool:
+        """Whether plans and messages treat an element as `itemsize` elements of uint8."""
+        return self.kind in _AS_BYTES
+
+    @property
+    def moved(self) -> DType:
+        """The dtype of the elements that a plan moves: uint8 for elements that are moved as bytes."""
+        return DTYPES["uint8"] if self.is_moved_as_bytes else self
+
+    @property
+    def units(self) -> int:
+        """The number of elements of `moved` in an element of this dtype."""
+        return self.itemsize if self.is_moved_as_bytes else 1
 
 
 _ROWS: tuple[tuple[str, int, Kind, str], ...] = (

@@ -142,7 +142,8 @@ class Op:
         """Raise `UsageError` if the operation is not defined for `dtype`."""
         if dtype.kind not in self.kinds:
             kinds = f"op {self.name!r} is not defined for {dtype.name}: it takes {', '.join(sorted(self.kinds))}"
-            advice = next((advice for kind, ops, advice in _ADVICE if dtype.kind in kind and self.name in ops), None)
+            about = [(ops, advice) for kind, ops, advice in _ADVICE if dtype.kind in kind]
+            advice = next((advice for ops, advice in about if ops is None or self.name in ops), None)
             raise UsageError(f"{kinds}; {advice}" if advice else kinds)
 
 
@@ -178,8 +179,34 @@ OPERATIONS: dict[str, Op] = {
     "maxloc": Op("maxloc", Combine.MAXLOC, Lower.IDENTITY, _PAIRS),
 }
 
-# Kinds of dtype, operations that are not defined for them, and the advice in the error.
-_ADVICE: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
+# Kinds of dtype, operations that are not defined for them (None: all), and the advice in the error.
+_ADVICE: tuple[tuple[frozenset[str], frozenset[str] | None, str], ...] = (
+    (
+        frozenset({"date"}),
+        frozenset({"min", "max"}),
+        "dates are only moved: reduce the view x.view('int64'), in which NaT is the smallest number",
+    ),
+    (
+        frozenset({"date"}),
+        None,
+        "dates are only moved: they have no sum and no average; subtract a date, and reduce the int64 view of that",
+    ),
+    (
+        frozenset({"duration"}),
+        frozenset({"avg"}),
+        "durations are only moved, and an average of integers has no meaning: sum x.view('int64'), and divide the sum",
+    ),
+    (
+        frozenset({"duration"}),
+        None,
+        "durations are only moved: reduce the view x.view('int64'), in which NaT is the smallest number",
+    ),
+    (frozenset({"text"}), None, "texts are only moved: gather them, and combine them there"),
+    (
+        frozenset({"structure"}),
+        None,
+        "structures are only moved, as bytes: reduce each field separately, or gather them, and combine them there",
+    ),
     (
         frozenset({"bool"}),
         frozenset({"sum", "prod", "avg", "premul_sum"}),

@@ -13,7 +13,7 @@ import numpy as np
 from unisono.collectives.arrays import adapters
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
-from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.call import AnyArray, moved
 from unisono.transports.reductions.definition import known_dtype
 
 # The types in which a caller may pass several arrays to one call.
@@ -44,6 +44,11 @@ class Operand:
         self.shape = shape
         self.order = order
         self.is_packed = is_packed
+
+    @property
+    def moved(self) -> AnyArray:
+        """The memory of `flat` as a plan reads or writes it: as bytes if the dtype is moved as bytes."""
+        return moved(self.flat, self.dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"
@@ -217,20 +222,37 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> DType:
     Raises:
         UsageError: elements of this dtype cannot be sent; the message says what to do.
     """
-    supported = _DTYPES.get(dtype) or known_dtype(dtype)
+    supported = _DTYPES.get(dtype) or known_dtype(dtype) or _moved_as_bytes(dtype)
     if supported is not None:
         _DTYPES[dtype] = supported
         return supported
     raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: {_advice(dtype, name)}")
 
 
+def _moved_as_bytes(dtype: np.dtype[Any]) -> DType | None:
+    from unisono.transports.contracts.byte_dtypes import byte_dtype  # most programs do not need it
+
+    return byte_dtype(dtype)
+
+
+_ADVICE_ON_FIELDS = (
+    "its elements have no bytes, or a field is an extended float, whose bytes differ between machines; pass the other "
+    "fields separately"
+)
+
+
 def _advice(dtype: np.dtype[Any], name: str) -> str:
     if dtype.hasobject:
-        return "its elements are Python objects; convert it with astype to a numeric dtype"
-    if dtype.names is not None:
-        return f"pass each field separately; a call that combines nothing also takes the bytes, {name}.view('uint8')"
+        return (
+            "its elements are or contain Python objects, whose addresses mean nothing elsewhere; convert it "
+            "with astype to a numeric dtype, or use a method for objects, such as broadcast_object"
+        )
+    if dtype.names is not None or dtype.itemsize == 0:
+        return _ADVICE_ON_FIELDS
     if DTYPES.get(dtype.name) is not None:
         return f"its byte order is not this machine's; convert it with astype({dtype.name!r})"
+    if not dtype.isnative:
+        return f"its byte order is not this machine's; convert it with astype({dtype.newbyteorder('=').str!r})"
     return f"convert it with astype to one of {', '.join(DTYPES)}"
 
 

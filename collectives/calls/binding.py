@@ -111,8 +111,8 @@ class Binder:
         reads = source is not None and contract.has_input(self._rank, root or 0)
         return BoundArray(
             CallSpec(collective, layout, like.dtype, like.order, op, root, algorithm),
-            source.flat if source and reads else None,
-            target.flat if target else None,
+            source.moved if source and reads else None,
+            target.moved if target else None,
             result,
             bool(source and reads and source.is_packed),
             bool(source and target and operands.share_memory(source, target, layout.offset)),

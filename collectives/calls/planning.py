@@ -389,7 +389,8 @@ class CallPlanner:
             "%s: %s over %d segment(s), by tier %s, %s",
             *(signature, choice.variant, choice.segments, choice.tier, shown(choice.predicted_s)),
         )
-        counts = counts_of(CONTRACTS[spec.collective].varying, layout) if layout else {}
+        units = 1 if spec.dtype is None else spec.dtype.units
+        counts = counts_of(CONTRACTS[spec.collective].varying, layout, units) if layout else {}
         source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
         return Call(signature, plan, Shape((sum(source), sum(target)), counts), extents, choice.segments)
 
@@ -424,7 +425,7 @@ def _extent(spec: CallSpec) -> Extent | None:
                 f"op {op.name!r} is not defined for {spec.collective}, in which every rank combines another number of "
                 "arrays: use 'sum', and divide the result"
             )
-    return Extent(spec.layout.elements, spec.dtype, op)
+    return Extent.of(spec.layout.elements, spec.dtype, op)
 
 
 def _signature(specs: tuple[CallSpec, ...], algorithm: str, segments: int) -> Signature:

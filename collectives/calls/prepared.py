@@ -38,6 +38,12 @@ class BoundArray:
     convert: Callable[[AnyArray], Any] | None = None
     lifting: Op | None = None
 
+    @property
+    def is_converted(self) -> bool:
+        """Whether the plan works on other elements than those of the user's array: on products, or on bytes."""
+        dtype = self.spec.dtype
+        return self.lifting is not None or (dtype is not None and dtype.is_moved_as_bytes)
+
     def finish(self) -> Any:
         """Return the user's result. Call it only once, when the call has ended."""
         return self.result if self.convert is None else self.convert(self.result)
@@ -102,4 +108,4 @@ class PreparedCall(CheckedCall):
         """Whether the call cache may run an equal call directly on the memory of its arrays."""
         layout = self.arrays[0].spec.layout
         has_counts = layout is not None and layout.rows is not None
-        return not has_counts and not any(array.is_packed or array.lifting is not None for array in self.arrays)
+        return not has_counts and not any(array.is_packed or array.is_converted for array in self.arrays)

@@ -123,17 +123,18 @@ def checked_rows(name: str, counts: Sequence[int], size: int, each: str = "rank"
     return rows
 
 
-def counts_of(names: tuple[Counts, Counts] | None, layout: Layout) -> dict[Counts, Sequence[int]]:
+def counts_of(names: tuple[Counts, Counts] | None, layout: Layout, units: int = 1) -> dict[Counts, Sequence[int]]:
     """Return the elements of each block for a plan with unequal shares; empty for equal shares.
 
     Args:
         names: the names of the counts in the plan, of INPUT and OUTPUT.
         layout: the layout of the call.
+        units: the number of elements of the plan in an element of the array (`DType.units`).
     """
     if layout.rows is None or names is None:
         return {}
     both = (layout.rows[0], layout.rows[-1])
-    return {name: [count * layout.row for count in counts] for name, counts in zip(names, both, strict=True)}
+    return {name: [count * layout.row * units for count in counts] for name, counts in zip(names, both, strict=True)}
 
 
 # --- equal shares --------------------------------------------------------------------------------------------------

@@ -144,6 +144,8 @@ class DeviceArrays:
         self._used.append((adapter, x))
         self.owners.append(memory.owner)
         view = memory.view()
+        if operands.dtype_of(view, name).is_moved_as_bytes:
+            raise UsageError(f"{name} has dtype {view.dtype}, which is sent from host memory only: copy it there")
         if not view.flags.aligned:  # a kernel that reads it would fail, and destroy the CUDA context
             raise UsageError(
                 f"{name} is not aligned: its elements do not begin at multiples of {view.dtype.alignment} bytes, "

@@ -94,7 +94,7 @@ class NeighbourCalls:
             result, convert = memory.wrapped(result, x)
         spec = CallSpec(collective, layout, source.dtype)
         assert target is not None, "every rank has a result"
-        return BoundArray(spec, source.flat, target.flat, result, source.is_packed, convert=convert)
+        return BoundArray(spec, source.moved, target.moved, result, source.is_packed, convert=convert)
 
     def _degrees(self) -> tuple[int, int]:
         return len(self._neighbourhood.destinations), len(self._neighbourhood.sources)
@@ -106,21 +106,22 @@ class NeighbourCalls:
         varying = layout.rows is not None
         plan = _BUILDERS[spec.collective](self._size, self._rank, self._neighbourhood, varying=varying)
         name = f"{spec.collective}v" if varying else spec.collective
+        extent = Extent.of(layout.elements, dtype, None)
         signature = Signature(name, dtype.name, layout.agreed, "C", None, None, NAME, 1)
         return Call(
             signature,
             plan,
-            Shape(layout.elements, _counts(layout)),
-            (Extent(layout.elements, dtype, None),),
+            Shape(extent.elements, _counts(layout, dtype.units)),
+            (extent,),
         )
 
 
-def _counts(layout: Layout) -> dict[Counts, Sequence[int]]:
+def _counts(layout: Layout, units: int) -> dict[Counts, Sequence[int]]:
     """Return the elements of each block for a plan with counts."""
     if layout.rows is None:
         return {}
     names = (Counts.RECEIVE,) if len(layout.rows) == 1 else (Counts.SEND, Counts.RECEIVE)
-    return {name: [row * layout.row for row in rows] for name, rows in zip(names, layout.rows, strict=True)}
+    return {name: [row * layout.row * units for row in rows] for name, rows in zip(names, layout.rows, strict=True)}
 
 
 def _gathered(neighbours: Neighbourhood, _: int, shape: Extents, out: Extents | None, rows: Rows) -> Layout:

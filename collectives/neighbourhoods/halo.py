@@ -42,7 +42,7 @@ from unisono.collectives.neighbourhoods.grid_shape import GridShape
 from unisono.errors import UsageError
 from unisono.foundation.uncopyable import uncopyable
 from unisono.transports import _core
-from unisono.transports.contracts.call import AnyArray, Call, Extent, Signature
+from unisono.transports.contracts.call import AnyArray, Call, Extent, Signature, moved
 
 Array = TypeVar("Array")
 Offset = tuple[int, ...]
@@ -136,10 +136,11 @@ class _Stages:
         received: Sequence[AnyArray],
         own: Sequence[tuple[AnyArray, AnyArray]],
     ) -> None:
-        self.source, self.target = (_stage(dtype, regions) for regions in (sent, received))
-        packed = list(zip(_parts(self.source, sent), sent, strict=True))
+        source, target = (_stage(dtype, regions) for regions in (sent, received))
+        self.source, self.target = (moved(stage, dtype_of(stage, "array")) for stage in (source, target))
+        packed = list(zip(_parts(source, sent), sent, strict=True))
         self.pack = _copies(dtype, [*packed, *((ghost, region) for region, ghost in own)])
-        self.unpack = _copies(dtype, list(zip(received, _parts(self.target, received), strict=True)))
+        self.unpack = _copies(dtype, list(zip(received, _parts(target, received), strict=True)))
         self._owners = (sent, received, own)  # whose memory the copies use
 
 
@@ -237,8 +238,9 @@ def _call(
     plan = neighbor_alltoall_direct(size, rank, neighbourhood, varying=True)
     elements = sum(counts[0]), sum(counts[1])
     signature = Signature("halo", dtype.name, width, "C", None, None, NAME, 1)
-    shape = Shape(elements, {Counts.SEND: counts[0], Counts.RECEIVE: counts[1]})
-    return Call(signature, plan, shape, (Extent(elements, dtype, None),))
+    extent = Extent.of(elements, dtype, None)
+    sent, received = ([count * dtype.units for count in each] for each in counts)
+    return Call(signature, plan, Shape(extent.elements, {Counts.SEND: sent, Counts.RECEIVE: received}), (extent,))
 
 
 def _stage(dtype: np.dtype[Any], regions: Sequence[AnyArray]) -> AnyArray:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from unisono.collectives.windows.elements import Selection
-from unisono.collectives.windows.operations import Element
+from unisono.collectives.windows.operations import Element, Selection
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import Operation
 

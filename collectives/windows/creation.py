@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.collectives.arrays.mapped import element_of, extents_of
+from unisono.collectives.arrays.operands import check_dtype
 from unisono.collectives.windows.contracts import Target, WindowComm
 from unisono.collectives.windows.mapped import MappedTarget
 from unisono.collectives.windows.memory import Layout, Segment, SegmentName, layout_of, own_bytes, private_locks
@@ -28,7 +29,7 @@ from unisono.transports.contracts.executor import WindowExecutor
 
 _log = log.get("calls")
 
-_NAMES = tuple(DTYPES)
+_NAMES = {dtype.code: dtype.name for dtype in DTYPES.values()}
 
 
 class _Plan(NamedTuple):
@@ -60,11 +61,13 @@ def planned(shape_or_array: Any, dtype: Any) -> _Plan:
         numpy_dtype = element_of(shape_or_array.dtype if dtype is None else dtype)
         array = shape_or_array if dtype is None else shape_or_array.view(numpy_dtype)
         memory = own_bytes(array)
-        return _Plan(Element(DTYPES[numpy_dtype.name], numpy_dtype), array.shape, array, memory, array.nbytes)
+        return _Plan(
+            Element(check_dtype(numpy_dtype, "the window"), numpy_dtype), array.shape, array, memory, array.nbytes
+        )
     numpy_dtype = element_of("float64" if dtype is None else dtype)
     shape = extents_of(shape_or_array)
     nbytes = int(np.prod(shape, dtype=object)) * numpy_dtype.itemsize
-    return _Plan(Element(DTYPES[numpy_dtype.name], numpy_dtype), shape, None, None, nbytes)
+    return _Plan(Element(check_dtype(numpy_dtype, "the window"), numpy_dtype), shape, None, None, nbytes)
 
 
 def create(comm: WindowComm, executor: WindowExecutor, plan: _Plan, *, is_contiguous: bool, timeout_s: float) -> Window:
@@ -102,8 +105,8 @@ def _gathered(comm: WindowComm, row: Sequence[int], timeout_s: float) -> list[li
 def _check_agreement(facts: Sequence[_Fact], comm: WindowComm) -> None:
     first = facts[0]
     for rank, fact in enumerate(facts):
-        names = _NAMES[fact.dtype], _NAMES[first.dtype]
         if fact.dtype != first.dtype:
+            names = _name_of(fact.dtype), _name_of(first.dtype)
             raise MismatchError(
                 f"rank {comm.world_ranks[rank]} makes a window of {names[0]}, and rank {comm.world_ranks[0]} of "
                 f"{names[1]}: pass the same dtype on all ranks",
@@ -111,6 +114,14 @@ def _check_agreement(facts: Sequence[_Fact], comm: WindowComm) -> None:
             )
         if fact.is_contiguous != first.is_contiguous:
             raise MismatchError("ranks pass different values of contiguous", peer=comm.world_ranks[rank])
+
+
+def _name_of(code: int) -> str:
+    if code in _NAMES:
+        return _NAMES[code]
+    from unisono.transports.contracts.byte_dtypes import byte_dtype_of  # most programs do not need it
+
+    return byte_dtype_of(code).name
 
 
 def _shared(comm: WindowComm, sharing: Sequence[int], layout: Layout, timeout_s: float) -> Segment | None:

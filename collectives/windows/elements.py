@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from unisono.collectives.arrays import operands
-from unisono.collectives.windows.operations import Element
+from unisono.collectives.windows.operations import Element, Selection
 from unisono.errors import UsageError
 from unisono.transports.contracts.call import AnyArray
 
 Place: TypeAlias = "int | slice | Any"
 """A first element, a slice, or a sequence of positions."""
-
-
-class Selection(NamedTuple):
-    """Elements of a part: `elements` of them from `start` on, each `step` after the one before; or at `indices`."""
-
-    start: int
-    elements: int
-    step: int = 1
-    indices: AnyArray | None = None
 
 
 def selected(at: Place, count: int | None, total: int, rank: int) -> Selection:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.collectives.windows.elements import Selection
-from unisono.collectives.windows.operations import Element
+from unisono.collectives.windows.operations import Element, Selection
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import WindowExecutor
@@ -18,10 +17,14 @@ class MappedTarget:
         self._rank = rank
 
     def put(self, element: Element, where: Selection, source: AnyArray) -> None:
-        self._part.put(element.code, *where, source if element.is_plain else element.raw(source))
+        if not element.is_plain:
+            where, source = element.moved(where), element.raw(source)
+        self._part.put(element.code, *where, source)
 
     def get(self, element: Element, where: Selection, target: AnyArray) -> None:
-        self._part.get(element.code, *where, target if element.is_plain else element.raw(target))
+        if not element.is_plain:
+            where, target = element.moved(where), element.raw(target)
+        self._part.get(element.code, *where, target)
 
     def accumulate(self, element: Element, op: int, where: Selection, operand: AnyArray) -> None:
         if outcome := self._part.accumulate(element.code, op, *where, element.raw(operand), None):

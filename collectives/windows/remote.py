@@ -14,8 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unisono.collectives.windows.elements import Selection
-from unisono.collectives.windows.operations import Element
+from unisono.collectives.windows.operations import Element, Selection
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.transports import _core
@@ -139,14 +138,18 @@ class RemoteTarget:
         self._refusal: UsageError | None = None  # of an answer that has been dropped
 
     def put(self, element: Element, where: Selection, source: AnyArray) -> None:
-        for part, begin, end in _chunks(where, element.itemsize):
+        if not element.is_plain:
+            where, source = element.moved(where), element.raw(source)
+        for part, begin, end in _chunks(where, element.moved_nbytes):
             self._send(_PUT, element, 0, part, [source[begin:end]])
 
     def get(self, element: Element, where: Selection, target: AnyArray) -> Operation | None:
+        if not element.is_plain:
+            where, target = element.moved(where), element.raw(target)
         return _joined(
             [
                 self._ask(_GET, element, 0, part, [], target[begin:end])
-                for part, begin, end in _chunks(where, element.itemsize)
+                for part, begin, end in _chunks(where, element.moved_nbytes)
             ]
         )
 

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from unisono.collectives.arrays.mapped import element_of
+from unisono.collectives.arrays.operands import check_dtype
 from unisono.collectives.calls.arguments import checked_integer
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.windows.elements import Place, cell_of, selected, source_of, target_of
 from unisono.collectives.windows.epochs import Epochs
 from unisono.collectives.windows.exposure import Exposure
-from unisono.collectives.windows.operations import Element
-from unisono.dtypes import DTYPES
+from unisono.collectives.windows.operations import Element, check_atomic
 from unisono.errors import UsageError
 from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.foundation.uncopyable import uncopyable
@@ -285,6 +285,7 @@ class Window:
         timeout_s: float | None = None,
     ) -> Any:
         """Combine one element with `value` as `accumulate` does, and return its value before, a scalar of numpy."""
+        check_atomic(self._element.dtype)
         target, cell = self._target(rank), cell_of(value, self._element)
         where = selected(at, 1, self.lengths[rank], rank)
         operation = target.get_accumulate(self._element, self._element.op(op), where, cell, cell)
@@ -296,6 +297,7 @@ class Window:
         self, value: Any, compared: Any, rank: int, at: int = 0, *, wait: bool = True, timeout_s: float | None = None
     ) -> Any:
         """Set one element to `value` if it has the bits of `compared`, and return its value before."""
+        check_atomic(self._element.dtype)
         target, cell = self._target(rank), cell_of(value, self._element)
         expected = cell_of(compared, self._element, "compared")
         where = selected(at, 1, self.lengths[rank], rank)
@@ -321,11 +323,13 @@ class Window:
     def view(self, dtype: DTypeLike) -> Window:
         """Return a window on the same memory whose elements have another dtype; epochs and closing are common."""
         numpy_dtype = element_of(dtype)
-        element = Element(DTYPES[numpy_dtype.name], numpy_dtype)
+        element = Element(check_dtype(numpy_dtype, "the window"), numpy_dtype)
         mine = self._opened.memory[self.rank]
         whole = mine[: mine.size - mine.size % element.itemsize]
-        if whole.size and whole.__array_interface__["data"][0] % element.itemsize:
-            raise UsageError(f"the part begins at no multiple of {element.itemsize} bytes, so it has no {numpy_dtype}")
+        if whole.size and whole.__array_interface__["data"][0] % element.moved_nbytes:
+            raise UsageError(
+                f"the part begins at no multiple of {element.moved_nbytes} bytes, so it has no {numpy_dtype}"
+            )
         return Window(self._opened, element, whole.view(numpy_dtype))
 
     # --- epochs ----------------------------------------------------------------------------------------------------

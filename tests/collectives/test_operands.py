@@ -64,11 +64,10 @@ WRONG = {
     "a scalar of numpy": (np.float32(3), "not numpy.float32"),
     "nothing": (None, "not NoneType"),
     "objects": (np.array([1, "a"], object), "Python objects"),
-    "a structure": (np.zeros(2, [("a", "i4"), ("b", "f4")]), "each field"),
+    "a structure of objects": (np.zeros(2, [("a", "i4"), ("b", "O")]), "Python objects"),
     "another byte order": (np.zeros(2, ">f4"), "byte order"),
     "a mask": (np.ma.masked_array([1.0, 2.0], [True, False]), "masks"),
-    "text": (np.array(["a"]), "convert it with astype"),
-    "dates": (np.zeros(1, "datetime64[s]"), "convert it with astype"),
+    "extended floats": (np.zeros(1, "longdouble"), "convert it with astype"),
     "a type of ml_dtypes that is not moved": (np.zeros(2, ml_dtypes.int4), "convert it with astype"),
 }
 

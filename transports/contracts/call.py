@@ -18,6 +18,7 @@ from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.algorithms.ir.plan import Buffer, Plan
 from unisono.dtypes import DType
+from unisono.errors import UsageError
 from unisono.foundation.records import record
 from unisono.operations import Op
 
@@ -33,6 +34,7 @@ Operand: TypeAlias = "AnyArray | Sequence[AnyArray | None] | None"
 
 
 _MOST_SHOWN = 8
+_MOST_NBYTES = (1 << 63) - 1
 # The collective of the signatures of `send` and `recv`.
 MESSAGE = "send/recv"
 
@@ -165,6 +167,22 @@ class Extent:
     elements: tuple[int, int]
     dtype: DType
     op: Op | None
+
+    @classmethod
+    def of(cls, elements: tuple[int, int], dtype: DType, op: Op | None) -> Extent:
+        """Return the extent of so many elements of `dtype`, which are uint8 if `dtype` is moved as bytes.
+
+        Raises:
+            UsageError: no memory can have so many bytes.
+        """
+        if max(elements) * dtype.itemsize > _MOST_NBYTES:
+            raise UsageError(f"{max(elements)} elements of {dtype.name} are more than any memory has: pass fewer")
+        return cls((elements[0] * dtype.units, elements[1] * dtype.units), dtype.moved, op)
+
+
+def moved(array: AnyArray, dtype: DType) -> AnyArray:
+    """Return a flat contiguous array of `dtype` as executors take it: a view of bytes if `dtype` is moved as bytes."""
+    return array.view(np.uint8) if dtype.is_moved_as_bytes else array
 
 
 @record

@@ -55,7 +55,16 @@ from unisono.algorithms.ir.plan import (
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
 from unisono.foundation.deadlines import Deadline
-from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Signature, Usage, VendorRefusal
+from unisono.transports.contracts.call import (
+    AnyArray,
+    Call,
+    MemoryType,
+    Operand,
+    Signature,
+    Usage,
+    VendorRefusal,
+    moved,
+)
 from unisono.transports.contracts.executor import (
     NO_CACHE,
     NO_MESSAGES,
@@ -213,7 +222,7 @@ class GenericExecutor:
         signature = signature_of(dtype, array.size, shape)
         with self._lock:
             self._check_message(signature, dest)
-            pieces = [as_bytes(checked("array", array, dtype, array.size))]
+            pieces = [_piece(array, dtype)]
             send = self._matching.send_synchronously if synchronous else self._matching.send
             request = send(dest, tag, signature, pieces)
             return self._launch(_Message(self, signature, [dest], request))
@@ -234,7 +243,7 @@ class GenericExecutor:
         signature = signature_of(dtype, array.size, shape)
         with self._lock:
             self._check_message(signature, source)
-            pieces = [as_bytes(checked("array", array, dtype, array.size))]
+            pieces = [_piece(array, dtype)]
             request = self._matching.receive(source, tag, signature, pieces)
             receive = _Receive(self, signature, self._matching, request)
             self._launch(receive)
@@ -726,6 +735,12 @@ _POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
     Signal: _Collective.post_signal,
     Wait: _Collective.post_wait,
 }
+
+
+def _piece(array: AnyArray, dtype: DType) -> memoryview:
+    """Return the bytes of the array of a message; raises `UsageError` if it is not flat, or not of this dtype."""
+    flat_array = moved(array, dtype)
+    return as_bytes(checked("array", flat_array, dtype.moved, flat_array.size))
 
 
 def _ranks(ranks: Collection[int]) -> str:

@@ -25,7 +25,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.foundation.records import record
 from unisono.operations import Combine
 from unisono.transports import _core
-from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal
+from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal, moved
 from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.executor import CallCache, Exchange, Message, MessageCalls, Operation
 from unisono.transports.contracts.transport import Traffic
@@ -190,7 +190,7 @@ class NativeProbe(NativeOperation):
         if message is None:
             return None
         source, tag, code, nbytes = message
-        dtype = _DTYPES_BY_CODE[code]
+        dtype = _DTYPES_BY_CODE.get(code) or _moved_as_bytes(code)
         return Message(source, tag, dtype.name, nbytes // dtype.itemsize)
 
     def host_copy(self) -> bytes | None:
@@ -607,6 +607,12 @@ def _description(exchange: Exchange) -> str:
     return f"exchange({'; '.join(shown)}; tag={exchange.tag})"
 
 
+def _moved_as_bytes(code: int) -> DType:
+    from unisono.transports.contracts.byte_dtypes import byte_dtype_of  # most programs do not need it
+
+    return byte_dtype_of(code)
+
+
 def _origin(source: int | None, tag: int | None) -> str:
     return f"source={'any' if source is None else source}, tag={'any' if tag is None else tag}"
 
@@ -624,7 +630,7 @@ def _code_of(element: np.dtype[Any]) -> int | None:
 
 def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:
     integers = _AS_INTEGERS.get(dtype.name)
-    return array if integers is None else array.view(integers)
+    return moved(array, dtype) if integers is None else array.view(integers)
 
 
 def _memory(compiled: _Compiled, source: Operand, target: Operand) -> tuple[_Buffers, _Buffers]:

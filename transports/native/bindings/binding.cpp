@@ -76,24 +76,30 @@ MemoryType memory_type(int number) {
   return static_cast<MemoryType>(number);
 }
 
-StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array, int memory,
+ElementType element_type(std::uint32_t number) {
+  if (!ElementType(number).is_valid()) throw std::invalid_argument("unknown element type");
+  return ElementType(number);
+}
+
+StartedCall send(nb::object endpoint, int peer, std::uint32_t dtype, std::uint32_t tag, nb::handle array, int memory,
                  const std::vector<std::int64_t>& shape, bool synchronous) {
   const Buffer from(array, false);
   auto& target = nb::cast<Endpoint&>(endpoint);
-  auto request = target.start(
-      Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes(), memory_type(memory),
-                       shape_code(shape), synchronous ? target.number_of_synchronous() : 0),
-      call_site());
+  auto request =
+      target.start(Message::to_send(peer, element_type(dtype), tag, from.data(), from.nbytes(), memory_type(memory),
+                                    shape_code(shape), synchronous ? target.number_of_synchronous() : 0),
+                   call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
-StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, int dtype, std::optional<std::uint32_t> tag,
-                    nb::handle array, int memory, const std::vector<std::int64_t>& shape, bool up_to) {
+StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, std::uint32_t dtype,
+                    std::optional<std::uint32_t> tag, nb::handle array, int memory,
+                    const std::vector<std::int64_t>& shape, bool up_to) {
   const Buffer to(array, true);
-  auto request = nb::cast<Endpoint&>(endpoint).start(
-      Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes(), memory_type(memory),
-                          shape_code(shape), up_to),
-      call_site());
+  auto request =
+      nb::cast<Endpoint&>(endpoint).start(Message::to_receive(peer, element_type(dtype), tag, to.data(), to.nbytes(),
+                                                              memory_type(memory), shape_code(shape), up_to),
+                                          call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
@@ -557,6 +563,12 @@ NB_MODULE(_core, module) {
   nb::list dtypes;
   for (const DTypeInfo& info : dtype_table) dtypes.append(nb::make_tuple(std::string(info.name), info.itemsize));
   module.attr("DTYPES") = dtypes;
+  module.def(
+      "name_dtype",
+      [](std::uint32_t number, const std::string& name, std::size_t itemsize) {
+        name_type(element_type(number), name, itemsize);
+      },
+      nb::arg("number"), nb::arg("name"), nb::arg("itemsize"));
   module.def(
       "reserve_pages",
       [](int memory, std::size_t nbytes) {

@@ -59,11 +59,10 @@ nb::object StartedCall::acknowledge() const {
   return nb::cast(StartedCall(held_endpoint_, {}, std::move(request)));
 }
 
-bool StartedCall::fits(int dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const {
+bool StartedCall::fits(std::uint32_t dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const {
   if (!request_->matched()) return false;
   const Header& header = request_->matched()->header;
-  return header.sequence == static_cast<std::uint32_t>(dtype) && header.nbytes == nbytes &&
-         shapes_fit(header.digest, shape_code(shape));
+  return header.sequence == dtype && header.nbytes == nbytes && shapes_fit(header.digest, shape_code(shape));
 }
 
 void bind_started_call(nb::module_& module) {

@@ -36,7 +36,7 @@ class StartedCall {
   //! synchronous.
   nanobind::object acknowledge() const;
   //! Whether the message of an ended receive or probe may be received into an array of this type, length and shape.
-  bool fits(int dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const;
+  bool fits(std::uint32_t dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const;
 
  private:
   nanobind::object held_endpoint_;

@@ -29,8 +29,9 @@ void advance_for(Begun& begun, std::uint32_t rounds) {
   poll_until([&] { return begun.done(); }, [&] { return begun.advance(); }, rounds);
 }
 
-Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes, std::uint64_t shape, std::uint32_t number = 0) {
-  return {shape, nbytes, static_cast<std::uint32_t>(dtype), tag, number, kind_point_to_point};
+Header header_of(ElementType type, std::uint32_t tag, std::size_t nbytes, std::uint64_t shape,
+                 std::uint32_t number = 0) {
+  return {shape, nbytes, type.number, tag, number, kind_point_to_point};
 }
 
 // Returns the text of the call as the user wrote it.
@@ -120,14 +121,14 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory&
   return request;
 }
 
-Message Message::to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
+Message Message::to_send(std::int32_t peer, ElementType type, std::uint32_t tag, std::byte* data, std::size_t nbytes,
                          MemoryType memory, std::uint64_t shape, std::uint32_t number) {
-  return {peer, {Verb::send, {header_of(dtype, tag, nbytes, shape, number), data, memory}}};
+  return {peer, {Verb::send, {header_of(type, tag, nbytes, shape, number), data, memory}}};
 }
 
-Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
+Message Message::to_receive(std::optional<std::int32_t> peer, ElementType type, std::optional<std::uint32_t> tag,
                             std::byte* data, std::size_t nbytes, MemoryType memory, std::uint64_t shape, bool up_to) {
-  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes, shape), data, memory}, !tag, false, up_to}};
+  return {peer, {Verb::receive, {header_of(type, tag.value_or(0), nbytes, shape), data, memory}, !tag, false, up_to}};
 }
 
 Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once, bool takes) {

@@ -67,11 +67,11 @@ struct Message {
 
   //! A send of `nbytes` at `data` to `peer`. `shape` is the `shape_code` of the array. `number`: see
   //! `Endpoint::number_of_synchronous`; 0 for an ordinary send.
-  static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
+  static Message to_send(std::int32_t peer, ElementType type, std::uint32_t tag, std::byte* data, std::size_t nbytes,
                          MemoryType memory = MemoryType::host, std::uint64_t shape = 0, std::uint32_t number = 0);
   //! A receive into `data`. Without `peer` it matches any other rank, and without `tag` any tag that is not reserved.
   //! `up_to`: see `Posting`.
-  static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
+  static Message to_receive(std::optional<std::int32_t> peer, ElementType type, std::optional<std::uint32_t> tag,
                             std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host,
                             std::uint64_t shape = 0, bool up_to = false);
   //! A probe, which ends when a matching message has arrived. With `once` it ends at once, even without a message.

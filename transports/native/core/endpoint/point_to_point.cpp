@@ -10,8 +10,8 @@
 namespace unisono {
 
 std::string array_text(const Header& header) {
-  const DTypeInfo& type = dtype_table[header.sequence];
-  return std::string(type.name) + shape_text(header.digest, header.nbytes / type.itemsize);
+  const TypeText type = text_of(ElementType(header.sequence));
+  return type.name + shape_text(header.digest, header.nbytes / type.itemsize);
 }
 
 // Whether the elements are bytes, which `up_to` receives into an array of any type.
@@ -190,7 +190,7 @@ bool Mailbox::open_front() {
   const Header* header = channel_->front();
   if (header == nullptr) return false;
   if (header->kind != kind_point_to_point) throw ProtocolError("a message of a collective on a point-to-point channel");
-  if (header->sequence >= dtype_count) throw ProtocolError("a message of elements of no known type");
+  if (!ElementType(header->sequence).is_valid()) throw ProtocolError("a message of elements of no known type");
   if (PointToPoint* receive = find_receive(*header)) {
     receive->match_with(*this, *header);
     check(*receive, *header, entry_.peer);

@@ -1,5 +1,8 @@
 #include "kernels/dtype.h"
 
+#include <map>
+#include <mutex>
+
 namespace unisono {
 
 const std::array<DTypeInfo, dtype_count> dtype_table = {{
@@ -21,5 +24,39 @@ const std::array<DTypeInfo, dtype_count> dtype_table = {{
     {"complex64", 8},
     {"complex128", 16},
 }};
+
+namespace {
+
+struct NamedTypes {
+  std::mutex mutex;
+  std::map<std::uint32_t, TypeText> by_number;
+};
+
+// It is never destroyed, because threads that outlive the end of the program may use it.
+NamedTypes& named_types() {
+  static auto& types = *new NamedTypes;
+  return types;
+}
+
+}  // namespace
+
+bool ElementType::is_valid() const { return is_moved_as_bytes() ? number < 2 * bytes_bit : number < dtype_count; }
+
+void name_type(ElementType type, std::string_view name, std::size_t itemsize) {
+  NamedTypes& types = named_types();
+  const std::lock_guard lock(types.mutex);
+  types.by_number.try_emplace(type.number, TypeText{std::string(name), itemsize});
+}
+
+TypeText text_of(ElementType type) {
+  if (!type.is_moved_as_bytes()) {
+    const DTypeInfo& info = dtype_table[type.number];
+    return {std::string(info.name), info.itemsize};
+  }
+  NamedTypes& types = named_types();
+  const std::lock_guard lock(types.mutex);
+  const auto entry = types.by_number.find(type.number);
+  return entry != types.by_number.end() ? entry->second : TypeText{"bytes of a dtype unknown here", 1};
+}
 
 }  // namespace unisono
