@@ -92,13 +92,15 @@ def _exchange(
 
 
 def check(spec: CallSpec) -> None:
-    """Check that a reduction by a Python function can fulfil the request for an algorithm.
+    """Check that a reduction by a Python function takes the dtype, and can fulfil the request for an algorithm.
 
     Raises:
-        UsageError: the request has an `accumulate`.
+        UsageError: the elements are only moved, or the request has an `accumulate`.
         NoAlgorithmError: the request names an algorithm.
     """
     assert isinstance(spec.op, Op), "a custom op is an Op, not a name"
+    assert spec.dtype is not None, "a reduction has an array"
+    spec.op.check(spec.dtype)
     request, name = as_request(spec.algorithm), spec.op.name
     if request.accumulate is not None:
         raise UsageError(

@@ -40,8 +40,6 @@ NamedTypes& named_types() {
 
 }  // namespace
 
-bool ElementType::is_valid() const { return is_moved_as_bytes() ? number < 2 * bytes_bit : number < dtype_count; }
-
 void name_type(ElementType type, std::string_view name, std::size_t itemsize) {
   NamedTypes& types = named_types();
   const std::lock_guard lock(types.mutex);

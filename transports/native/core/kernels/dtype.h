@@ -30,6 +30,13 @@ enum class DType : std::uint8_t {
   complex128,
 };
 
+//! Reduction operations.
+enum class Combine : std::uint8_t { sum, prod, min, max, band, bor, bxor, land, lor, lxor, minloc, maxloc };
+
+inline constexpr std::size_t combine_count = 12;
+
+inline constexpr std::size_t dtype_count = 17;
+
 //! The type of the elements of a message: a DType, or a type of Python whose elements are moved as bytes. The number of
 //! the latter has `bytes_bit`, and below it a hash of the type's name.
 struct ElementType {
@@ -40,15 +47,10 @@ struct ElementType {
 
   constexpr bool is_moved_as_bytes() const { return (number & bytes_bit) != 0; }
   //! Whether a message may carry this number.
-  bool is_valid() const;
+  constexpr bool is_valid() const { return number < dtype_count || (number ^ bytes_bit) < bytes_bit; }
 
   std::uint32_t number;
 };
-
-//! Reduction operations.
-enum class Combine : std::uint8_t { sum, prod, min, max, band, bor, bxor, land, lor, lxor, minloc, maxloc };
-
-inline constexpr std::size_t combine_count = 12;
 
 //! The name and size of an element type.
 struct DTypeInfo {
@@ -56,7 +58,6 @@ struct DTypeInfo {
   std::size_t itemsize;
 };
 
-inline constexpr std::size_t dtype_count = 17;
 //! By DType.
 extern const std::array<DTypeInfo, dtype_count> dtype_table;
 
