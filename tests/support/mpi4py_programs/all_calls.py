@@ -37,6 +37,22 @@ def objects() -> None:
     request.wait()
 
 
+def structures() -> None:
+    pair = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Create_resized(0, 16).Commit()
+    x = np.zeros(2, np.dtype([("a", "i4"), ("b", "f8")], align=True))
+    x["a"], x["b"] = rank, rank / 2
+    everything = np.zeros(2 * size, x.dtype)
+    comm.Allgather([x, pair], [everything, pair])
+    assert everything["a"].tolist() == np.repeat(everyone, 2).tolist()
+    assert everything["b"].tolist() == (np.repeat(everyone, 2) / 2).tolist()
+    days = np.array([rank, 2], "datetime64[D]")
+    comm.Sendrecv_replace([days, MPI.BYTE], right, source=left)
+    assert days.tolist() == np.array([left, 2], "datetime64[D]").tolist()
+    comm.Bcast([x, MPI.BYTE], root=1)
+    assert x["a"].tolist() == [1, 1]
+    pair.Free()
+
+
 def synchronous_sends() -> None:
     """Each rank receives the messages of its left neighbour only after that one has seen that no send has ended."""
     x, out = np.arange(3.0), np.empty(3)
@@ -276,6 +292,6 @@ def files() -> None:
     assert not os.path.exists(path)
 
 
-for check in (objects, synchronous_sends, buffers, messages, communicators, values, windows, files):
+for check in (objects, structures, synchronous_sends, buffers, messages, communicators, values, windows, files):
     check()
 print(f"rank {rank} has checked everything")
