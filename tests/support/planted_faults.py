@@ -7,7 +7,8 @@
 
 Each fault replaces a text that occurs exactly once in its file; `tests/support/test_planted_faults.py` checks that. The
 command works on a copy of the repository under build/faults, with an environment of its own, and never touches the
-original. It exits with 1 if a fault survives. Each line names the group of tests that has caught the fault.
+original. It exits with 1 if a fault survives. Each line names the group of tests that has caught the fault. On a busy
+machine a test may reach its deadline, and so seem to catch a fault: --baseline shows whether it passes there.
 """
 
 from __future__ import annotations
@@ -474,7 +475,7 @@ FAULTS = (
         "frameworks/keras/callbacks.py",
         "variables = [*model.weights, *model.optimizer.variables]",
         "variables = list(model.optimizer.variables)",
-        ("keras:tests/frameworks/test_keras.py",),
+        ("keras:tests/frameworks/test_keras.py::test_training_by_keras_equals_that_of_one_process[torch-unisono]",),
     ),
     Fault(
         "unchanged_programs_read_the_share_of_rank_0",
@@ -502,7 +503,7 @@ FAULTS = (
         "unisono/compat/horovod/keras/callbacks.py",
         "logs.update(zip(names, means.tolist(), strict=True))",
         "pass",
-        ("keras:tests/frameworks/test_keras.py",),
+        ("keras:tests/frameworks/test_keras.py::test_training_by_keras_equals_that_of_one_process[torch-horovod]",),
     ),
     Fault(
         "horovod_tensorflow_copies_nothing",

@@ -17,7 +17,7 @@ def test_a_fault_replaces_a_text_that_is_in_its_file_once(fault: Fault) -> None:
 @by_name
 def test_what_must_catch_a_fault_exists(fault: Fault) -> None:
     for test in fault.arguments:
-        path, _, function = test.partition("::")
+        path, _, function = test.partition("[")[0].partition("::")
         file = ROOT / (f"tests/native/{test}.cpp" if fault.runner == "native" else path)
         assert f"def {function}(" in file.read_text() or not function, test
 
