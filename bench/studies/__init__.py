@@ -7,6 +7,7 @@
 - `regret.py`, `regret_rank.py`, `replay.py`, `selection.py`, `mixture.py`: how good the tuner's choices are.
   `judgement.py` scores choices.
 - `host_orders.py`: the order of far hosts against all orders, simulated and across a wide-area network.
+- `contention.py`: new and old algorithms on networks with shared links, simulated.
 - `scaling.py`: published scaling studies, repeated by the simulator.
 - `horovod_itself.py`: training steps of Horovod. `mpi_ring.py`: our ring over the messages of MPI.
   `halo_exchange.py`: halos beside MPI's neighbourhood calls.

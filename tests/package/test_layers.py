@@ -196,6 +196,12 @@ EXCEPTIONS = {
         "unisono.tuning.decide.table": "as above",
         "unisono.algorithms.catalogue.variants": "the names of what was recorded",
     },
+    "bench/studies/contention.py": {
+        "unisono.tuning.machine.parameters": "the simulator is what is tried",
+        "unisono.tuning.machine.topology": "as above",
+        "unisono.tuning.simulator.simulate": "as above",
+        "unisono.algorithms.catalogue.registry": "the algorithms that are simulated",
+    },
     "bench/studies/scaling.py": {
         "unisono.tuning.machine.parameters": "the simulator is what is tried",
         "unisono.tuning.simulator.simulate": "as above",
