@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
-from support.keras_swarm import PROGRAM as PROGRAM_OF_SWARM
+from support.keras_swarm import AGAIN, PROGRAM as PROGRAM_OF_SWARM
 from support.ports import free_port
 from support.swarms import SwarmProcesses
 
@@ -85,3 +85,20 @@ def test_members_of_a_swarm_share_models_and_optimizers_of_keras_and_train_by_fi
     assert re.findall("^(?:state|trained) .*$", one, re.MULTILINE) == re.findall(
         "^(?:state|trained) .*$", other, re.MULTILINE
     )
+
+
+@pytest.mark.parametrize("backend", ["tensorflow"] if HAS_TENSORFLOW else ["torch", "jax"])
+def test_models_of_keras_that_are_left_behind_train_on_with_the_others(tmp_path: Path, backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed: make keras installs it")
+    environ = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "abc":
+            swarm.start(name, AGAIN, environ)
+        swarm.await_marks("a with a,b,c 1", "c with a,b,c 1")
+        entries = swarm.left_behind("c", "ab")
+        swarm.await_marks(f"c with a,b,c {entries + 1}")
+        swarm.mark("stop")
+        outputs = [swarm.output(name).splitlines()[-1] for name in "abc"]
+    assert outputs == [outputs[0]] * 3
+    assert "trained" in outputs[0]

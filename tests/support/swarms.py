@@ -72,6 +72,24 @@ class SwarmProcesses:
         self.processes[name] = process
         return process
 
+    def left_behind(self, name: str, others: str) -> int:
+        """Stop a member until the others have gone on without it; return how often it had entered by then.
+
+        The programs leave the marks "NAME with MEMBERS COUNT", where COUNT is each number up to that of its entries.
+        The one of `name` has written its process into the file "process of NAME".
+        """
+        pid = int((self.folder / f"process of {name}").read_text())
+        members = ",".join(sorted(others))
+        marks = [f"{other} with {members} 1" for other in others]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for mark in marks:
+                (self.folder / f"mark {mark}").unlink(missing_ok=True)  # because this member may have entered late
+            self.await_marks(*marks)
+            return len(list(self.folder.glob(f"mark {name} with {','.join(sorted(others + name))} *")))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def move_place(self) -> None:
         """Close the meeting place, and serve one at the second address, which waits for the members to register."""
         self.places.pop(self.urls[0]).close()

@@ -10,6 +10,11 @@ import pytest
 from support.swarms import SwarmProcesses
 
 import unisono as un
+from unisono.collectives.bootstrap.environment import job_of_key
+from unisono.swarm import meeting_place
+from unisono.swarm.links import Caller
+from unisono.swarm.views import Member, new_id
+from unisono.transports.tcp.tls import TlsPolicy
 
 CALLS = """
 with un.Swarm(places, min_size=3, **settings) as swarm:
@@ -336,6 +341,21 @@ def test_a_swarm_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("UNISONO_KEY_FILE", raising=False)
     with pytest.raises(un.UsageError, match="needs the key of its job"):
         un.Swarm("tcp://127.0.0.1:1")
+
+
+def test_a_meeting_place_lets_no_new_process_begin_before_one_that_has_lost_the_quorum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting_place, "_GRACE", 0.0)
+    key = os.urandom(32)
+    new, lost, other = (Member(new_id(), name, "127.0.0.1", 9) for name in ("new", "lost", "other"))
+    with un.MeetingPlace("tcp://127.0.0.1:0", key) as place:
+        caller = Caller(key, job_of_key(key), TlsPolicy())
+        places = meeting_place.Places([place.url], caller, serves=False, key=key)
+        news = [places.register(*each) for each in ((lost, 0, 60.0, 3), (new, 0, 60.0, 1), (other, 0, 60.0, 1))]
+        news += [places.register(*each) for each in ((new, 0, 60.0, 1), (lost, 0, 60.0, 3))]
+        caller.close()
+    assert [each.found_with for each in news] == [0, 0, 3, 0, 0]  # "other" begins with the state of all three
 
 
 # "C" ends all its connections by TCP, as a network does that forgets them, while the members call.

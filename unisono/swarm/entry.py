@@ -154,12 +154,12 @@ class Entry:
                 self.routes.greet(news.waiting if view is not None else news.members)
                 if view is not None:
                     self._proposer.offer(news.waiting)
-                elif news.may_found and not self._stop.is_set():
-                    self._found()
+                elif news.found_with and not self._stop.is_set():
+                    self._found(news.found_with)
             self._stop.wait(max(0.01, heartbeat_s / 4 - (time.monotonic() - began)))
 
-    def _found(self) -> None:
-        self._least = self._found_with  # so that the newest state of all of them counts
+    def _found(self, found_with: int) -> None:
+        self._least = found_with  # so that the newest state of all of them counts
         try:
             self.membership.found()
         except UnisonoError as error:

@@ -10,8 +10,9 @@ Example: a place at A serves three members and is killed. Their calls go on. A p
 does not answer, and then B, where a second place runs and the members register too. B answers that there are members.
 They see the process in the answer of B to their own registration, and admit it.
 
-If no member is registered, the place lets one of the processes that wait found the swarm, once as many as this process
-asks for are there. A place that has just been started first waits for members of a running swarm.
+If no member is registered, the place lets one of the processes that wait found the swarm, once as many are there as
+each of them asks for. So a new process does not begin without one that has lost its quorum and holds the newest state.
+A place that has just been started first waits for members of a running swarm.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class News(NamedTuple):
         waiting: the processes that wait to enter, in the order in which they came.
         members: the members of a swarm, for a process that waits.
         has_members: whether a member of a swarm is registered.
-        may_found: whether the asking process founds the swarm.
+        found_with: with how many processes the asking process founds the swarm; 0 if it does not.
         problem: why a place did not answer, as text; empty if one did.
     """
 
@@ -70,13 +71,14 @@ class News(NamedTuple):
     waiting: tuple[Member, ...]
     members: tuple[Member, ...]
     has_members: bool
-    may_found: bool
+    found_with: int
     problem: str
 
 
 class _Entry(NamedTuple):
     member: Member
     view: int  # the number of its view, or 0 for a process that waits
+    found_with: int  # how many processes must wait before one founds the swarm
     ends: float
 
 
@@ -126,28 +128,33 @@ class MeetingPlace:
             self._entries = {id_: entry for id_, entry in self._entries.items() if entry.ends > now}
             if request.get("leaves"):
                 self._entries.pop(member.id, None)
-                return {"waiting": [], "members": [], "has_members": False, "may_found": False}, NOTHING
+                return {"waiting": [], "members": [], "has_members": False, "found_with": 0}, NOTHING
             if member.id not in self._entries and len(self._entries) >= _MOST_PROCESSES:
                 raise ValueError(f"{_MOST_PROCESSES} processes are registered here, and a meeting place takes no more")
-            self._entries[member.id] = _Entry(member, request["view"], now + _FORGOTTEN * heartbeat_s)
+            ends = now + _FORGOTTEN * heartbeat_s
+            self._entries[member.id] = _Entry(member, request["view"], request["found_with"], ends)
             waiting = [entry.member for entry in self._entries.values() if not entry.view]
             members = [entry.member for entry in self._entries.values() if entry.view]
             has_members = bool(members)
-            may_found = not has_members and self._may_found(member, waiting, request["found_with"], heartbeat_s)
+            found_with = 0 if has_members else self._found_with(member, heartbeat_s)
         return {
             "waiting": [other._asdict() for other in waiting],
             "members": [] if request["view"] else [other._asdict() for other in members[:MOST_MEMBERS]],
             "has_members": has_members,
-            "may_found": may_found,
+            "found_with": found_with,
         }, NOTHING
 
-    def _may_found(self, member: Member, waiting: list[Member], found_with: int, heartbeat_s: float) -> bool:
-        """Return whether a process founds the swarm. Another may do so only when the first has been forgotten."""
-        if len(waiting) < found_with or time.monotonic() - self._began < _GRACE * heartbeat_s:
-            return False
+    def _found_with(self, member: Member, heartbeat_s: float) -> int:
+        """Return with how many processes this one founds the swarm; 0 if it does not, because all of them wait.
+
+        Another process may do so only when the first has been forgotten.
+        """
+        least = max(entry.found_with for entry in self._entries.values())
+        if len(self._entries) < least or time.monotonic() - self._began < _GRACE * heartbeat_s:
+            return 0
         if self._founder not in self._entries:
             self._founder = member.id
-        return self._founder == member.id
+        return least if self._founder == member.id else 0
 
 
 class Places:
@@ -227,20 +234,20 @@ class Places:
         waiting = {other.id: other for reply in replies for other in map(member_of, reply["waiting"])}
         members = {other.id: other for reply in replies for other in map(member_of, reply["members"])}
         has_members = any(reply["has_members"] for reply in replies)
-        may_found = bool(replies) and not has_members and replies[0]["may_found"]
+        found_with = replies[0]["found_with"] if replies and not has_members else 0
         return News(
             len(replies),
             tuple(waiting.values()),
             tuple(members.values()),
             has_members,
-            may_found,
+            found_with,
             "" if replies else problem,
         )
 
     def _ask(self, host: str, port: int, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         numeric = str(socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)[0][4][0])
         reply, _ = self._caller.ask((numeric, port), request, timeout_s)
-        shape = {"waiting": [dict], "members": [dict], "has_members": bool, "may_found": bool}
+        shape = {"waiting": [dict], "members": [dict], "has_members": bool, "found_with": int}
         fields: dict[str, Any] = checked(reply, shape, "the answer of a meeting place")
         return fields
 
