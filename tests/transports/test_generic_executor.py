@@ -30,11 +30,13 @@ from support.ranks import LocalRanks
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.plan import Counts
 from unisono.dtypes import DTYPES
-from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError, PlanError, UsageError
+from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError, PeerLostError, PlanError, UsageError
 from unisono.transports.contracts.transport import Identity
 from unisono.transports.executors.generic import GenericExecutor
+from unisono.transports.links.failures import PEER_LOST
 from unisono.transports.message.faulty import Faults
 from unisono.transports.message.local import LocalNetwork, LocalTransport
+from unisono.transports.message.supervised import SupervisedTransport
 
 ALLREDUCES = list(ALGORITHMS["allreduce"])
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
@@ -301,6 +303,36 @@ def test_generic_executor_refuses_mapped_steps_over_messages() -> None:
     kind, text, _ = contract.run_mapped(GenericExecutor(Recorder(LocalNetwork(1).transports[0])))
     assert kind == PlanError.__name__
     assert "one_shot needs mapped memory, which transport 'local' does not offer" in text
+
+
+class ControlLinks:
+    """A double of the control links, which learn from the rank that has left that rank 2 was killed."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def failed(self) -> bool:
+        return bool(self.asked)
+
+    def failure(self) -> tuple[int, int, int, int, str]:
+        return PEER_LOST, 1, 2, -1, "rank 2 was killed"
+
+    def lose(self, peer: int, seen: str) -> None:
+        self.asked.append(peer)
+
+    def fail(self, kind: int, peer: int, text: str) -> None:
+        assert self.asked, (kind, peer, text)
+
+
+def test_the_error_about_a_rank_that_has_left_names_the_rank_because_of_which_it_has() -> None:
+    links: Any = ControlLinks()
+    transports = LocalNetwork(3).transports
+    mine, other = GenericExecutor(SupervisedTransport(transports[0], links)), GenericExecutor(transports[1])
+    operation = mine.recv(np.ones(4, np.float32), DTYPES["float32"], 1, 0)
+    other.close()
+    with pytest.raises(PeerLostError, match="rank 2 was killed") as caught:
+        operation.wait(DEADLINE_S)
+    assert (caught.value.peer, links.asked) == (2, [1])
 
 
 def test_segment_waits_for_the_segment_before_it() -> None:

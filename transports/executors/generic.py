@@ -53,7 +53,7 @@ from unisono.algorithms.ir.plan import (
     Write,
 )
 from unisono.dtypes import DType
-from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
+from unisono.errors import AbortedError, CollectiveTimeoutError, PeerLostError, PlanError, UnisonoError, UsageError
 from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import (
     AnyArray,
@@ -346,6 +346,16 @@ class GenericExecutor:
                 self._failure = error
                 self._forget_all()
                 self._transport.abort(error)
+                if isinstance(error, PeerLostError):
+                    self._failure = self._cause() or error
+
+    def _cause(self) -> UnisonoError | None:
+        """Return the error that has ended the transport, which may know why a rank has left."""
+        try:
+            self._transport.progress()
+        except UnisonoError as error:
+            return error
+        return None
 
     def failure(self) -> UnisonoError | None:
         """Return a copy of the error that ended the communicator, for the caller to raise; None if there is none."""

@@ -228,7 +228,8 @@ class LocalNetwork:
         """Raise the error that ended the network, if any. Raise `PeerLostError` if `peer`, awaited by `rank`, left."""
         self.check()
         if peer in self._closed:
-            raise PeerLostError(f"{self._name(peer)} left while {self._name(rank)} still needed it")
+            text = f"{self._name(peer)} left while {self._name(rank)} still needed it"
+            raise PeerLostError(text, peer=self.members[peer])
 
     def _name(self, rank: int) -> str:
         return f"rank {self.members[rank]}"
