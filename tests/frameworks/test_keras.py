@@ -99,6 +99,6 @@ def test_models_of_keras_that_are_left_behind_train_on_with_the_others(tmp_path:
         entries = swarm.left_behind("c", "ab")
         swarm.await_marks(f"c with a,b,c {entries + 1}")
         swarm.mark("stop")
-        outputs = [swarm.output(name).splitlines()[-1] for name in "abc"]
+        outputs = [swarm.printed(name) for name in "abc"]
     assert outputs == [outputs[0]] * 3
     assert "trained" in outputs[0]

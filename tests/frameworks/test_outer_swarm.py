@@ -128,7 +128,7 @@ def test_members_keep_what_compression_loses_while_another_dies_in_the_middle_of
     with SwarmProcesses(tmp_path) as swarm:
         for name in "abc":
             swarm.start(name, COMPRESSED)
-        outputs = {name: swarm.output(name, -signal.SIGKILL if name == "c" else 0) for name in "abc"}
+        outputs = {name: swarm.printed(name, -signal.SIGKILL if name == "c" else 0) for name in "abc"}
     assert outputs["a"] == outputs["b"]
     lines = [line.split() for line in outputs["a"].splitlines()]
     assert [line[0] for line in lines] == ["int4", "int8"], lines
@@ -258,7 +258,7 @@ def test_a_newcomer_begins_with_the_arrays_of_jax_that_the_others_share(tmp_path
         swarm.start("a", JAX, {"JAX_PLATFORMS": "cpu"})
         swarm.await_marks("a trains")
         swarm.start("b", JAX, {"JAX_PLATFORMS": "cpu"})
-        outputs = {name: swarm.output(name).split() for name in "ab"}
+        outputs = {name: swarm.printed(name).split() for name in "ab"}
     assert outputs["a"][0] == "False", outputs
     assert outputs["b"][0] == "True", outputs
     assert outputs["a"][1:] == outputs["b"][1:], outputs
@@ -335,8 +335,7 @@ def test_members_that_are_left_behind_or_lose_the_quorum_train_on_with_the_other
         swarm.start("d", AGAIN, environ)
         swarm.await_marks(f"c with c,d {entries + 2}", "d with c,d 1")
         swarm.mark("stop")
-        outputs = [swarm.output(name) for name in "cd"]
-        (again, *rest), (once, *same) = (output.splitlines()[-1].split() for output in outputs)
+        (again, *rest), (once, *same) = (swarm.printed(name).split() for name in "cd")
     assert int(again) >= entries + 2
     assert int(once) >= 1
     assert rest == same
@@ -381,7 +380,7 @@ def test_hosts_of_several_ranks_train_on_a_swarm_by_one_member_each(tmp_path: Pa
     with SwarmProcesses(tmp_path) as swarm:
         for name in "ab":
             swarm.start(name, HOSTS)
-        moved = json.loads(swarm.output("a"))
+        moved = json.loads(swarm.printed("a"))
     assert 4.0 in moved, moved  # two steps of 1, averaged with two of 3
     assert moved[-1] == 2.0, moved  # those of "a" alone
 

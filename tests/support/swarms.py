@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,11 @@ class SwarmProcesses:
         output, _ = self.processes[name].communicate(timeout=DEADLINE_S)
         assert self.processes[name].returncode == returncode, output
         return output
+
+    def printed(self, name: str, returncode: int = 0) -> str:
+        """Return what a program has printed, as `output`, without the log, which names members that are slow."""
+        lines = self.output(name, returncode).splitlines(keepends=True)
+        return "".join(line for line in lines if not re.match(r"(\[\d+\] )?unisono ", line))
 
     def __enter__(self) -> SwarmProcesses:
         return self
