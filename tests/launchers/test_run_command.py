@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import select
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,39 @@ def test_no_label_option_omits_the_labels(script: Script) -> None:
 def test_arguments_reach_the_script_unchanged(script: Script) -> None:
     completed = run("-n", 1, script("print(sys.argv[1:])"), "-n", "7", "--", "--bind", "a b")
     assert completed.stdout == "[0] ['-n', '7', '--', '--bind', 'a b']\n"
+
+
+READ = "print(ascii(sys.stdin.read()))"
+
+
+def test_rank_0_reads_the_standard_input_of_run(script: Script) -> None:
+    words = [*RUN, "-n", "3", str(script(READ))]
+    completed = subprocess.run(words, input="1\n2", capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert sorted(completed.stdout.splitlines()) == ["[0] '1\\n2'", "[1] ''", "[2] ''"]
+
+
+def test_rank_0_reads_nothing_if_run_has_no_standard_input(script: Script) -> None:
+    words = ["sh", "-c", 'exec "$@" <&-', "sh", *RUN, "-n", "2", "--no-label", str(script(READ))]
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert completed.stdout.splitlines() == ["''", "''"]
+
+
+@pytest.mark.parametrize("is_background", [False, True])
+def test_rank_0_reads_the_terminal_only_in_its_foreground(script: Script, is_background: bool) -> None:
+    program = script("if rank == 0: print('read', ascii(sys.stdin.readline()))")
+    words = [*RUN, "-n", "2", "--no-label", str(program)]
+    shell = ["bash", "-ic", '"$@" & wait' if is_background else '"$@"', "bash", *words]
+    output = b""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("bash", shell)
+    os.write(terminal, b"typed\n")
+    with suppress(OSError):  # EIO is the end of a terminal
+        while select.select([terminal], [], [], DEADLINE_S)[0]:
+            output += os.read(terminal, 4096)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert ("read ''" if is_background else "read 'typed\\n'") in output.decode()
 
 
 def test_run_sets_the_unisono_variables_of_each_rank(script: Script) -> None:

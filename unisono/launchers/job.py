@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from unisono.errors import UsageError
@@ -235,7 +236,8 @@ class LocalJob:
         place, command = LocalPlace.of(rank, self._share, self._bind), self._commands[rank]
         with store.meeting() as meeting:
             environ = rank_environment(self._environ, place, meeting, restarts)
-            process = RankProcess(Command(command.argv, (*command.descriptors, meeting.key_fd)), place, environ)
+            command = replace(command, descriptors=(*command.descriptors, meeting.key_fd))
+            process = RankProcess(command, place, environ)
         self._ranks[rank] = process
         self._living.add(rank)
         if process.pidfd is None:

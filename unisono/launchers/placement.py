@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from subprocess import DEVNULL
 from typing import Protocol
 
 from unisono.collectives.bootstrap.environment import job_of_store, key_of_file
@@ -15,7 +16,7 @@ from unisono.errors import UsageError
 from unisono.foundation.records import record
 from unisono.launchers.job import LocalJob, Observer, OnLoss, require_open_files
 from unisono.launchers.job_store import LauncherNode, PeerNodeStore
-from unisono.launchers.process import Command, Exit, Share
+from unisono.launchers.process import Command, Exit, Share, own_stdin
 from unisono.launchers.ssh_job import Host, SshJob, hosts_in
 from unisono.options import Options, variable
 from unisono.transports.host.bind_address import address_for, is_numeric
@@ -85,7 +86,7 @@ class Here:
     def job(self, argv: Sequence[str], observer: Observer, rules: Rules) -> LocalJob:
         """Return the job, whose ranks execute `argv`."""
         return LocalJob(
-            [Command(tuple(argv))] * self.size,
+            _commands(argv, self.ranks),
             observer,
             bind=rules.bind,
             environ=rules.environ,
@@ -188,7 +189,7 @@ class OnOneOfSeveral:
         address = address_for(options.bind_address)
         node = LauncherNode(self.number, self.nodes, self.store, address, job_of_store(self.store), self.key)
         return LocalJob(
-            [Command(tuple(argv))] * self.share.count,
+            _commands(argv, self.ranks),
             observer,
             bind=rules.bind,
             environ=bound,
@@ -196,6 +197,11 @@ class OnOneOfSeveral:
             share=self.share,
             store=partial(PeerNodeStore, node, self.share, options.rendezvous_timeout_s),
         )
+
+
+def _commands(argv: Sequence[str], ranks: range) -> list[Command]:
+    """Return the commands of ranks on this machine, of which rank 0 reads the standard input of this process."""
+    return [Command(tuple(argv), stdin=DEVNULL if rank else own_stdin()) for rank in ranks]
 
 
 def _address_towards(store: str) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,10 +42,28 @@ class Command:
         argv: the program and its arguments; the program is looked up in PATH.
         descriptors: file descriptors that the rank inherits under the same numbers. The launcher closes them when all
             ranks have been started.
+        stdin: the descriptor that the rank inherits as its standard input, or `subprocess.DEVNULL`.
     """
 
     argv: tuple[str, ...]
     descriptors: tuple[int, ...] = ()
+    stdin: int = subprocess.DEVNULL
+
+
+def own_stdin() -> int:
+    """Return the standard input of this process for a rank; DEVNULL if it is closed, or a terminal of another job.
+
+    A rank has a session of its own, so the kernel would not stop it by SIGTTIN when it reads. If this process runs in
+    the background of a terminal, the rank would take from the shell what the user types.
+    """
+    if sys.__stdin__ is None:
+        return subprocess.DEVNULL
+    try:
+        descriptor = sys.__stdin__.fileno()
+        is_foreign = os.isatty(descriptor) and os.tcgetpgrp(descriptor) != os.getpgrp()
+    except (OSError, ValueError):  # it is closed, or the terminal is not the one of this session
+        return subprocess.DEVNULL
+    return subprocess.DEVNULL if is_foreign else descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +266,7 @@ def start(command: Command, cores: Sequence[int], environ: Mapping[str, str]) ->
     """Start the process of a rank, bound to `cores` unless these are empty, with pipes for its output."""
     return Child(
         [_exec_rank(), str(os.getpid()), ",".join(map(str, cores)), *command.argv],
-        stdin=subprocess.DEVNULL,
+        stdin=command.stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environ,
