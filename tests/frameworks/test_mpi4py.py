@@ -175,3 +175,19 @@ def test_program_imports_the_modules_beside_it(tmp_path: Path) -> None:
     ended = run(str(program))
 
     assert sorted(ended.stdout.splitlines()) == ["[0] 14", "[1] 14"], ended.stderr
+
+
+@pytest.mark.parametrize("place", ["task", "pause"])
+@pytest.mark.parametrize("words", [(), ("-m", "mpi4py.futures")], ids=["spawned", "beside"])
+def test_killed_worker_breaks_its_executor(place: str, words: tuple[str, ...]) -> None:
+    ended = run(*words, str(PROGRAMS / "killed_worker.py"), place, ranks=3 if words else 1)
+
+    assert ended.stdout.count("BrokenExecutor") == 4, ended.stdout + ended.stderr
+    assert "has shut down" in ended.stdout
+
+
+@pytest.mark.parametrize("module", ["pool", "sync"])
+def test_utilities_for_workers_and_turns(module: str) -> None:
+    ended = run(str(PROGRAMS / f"{module}_utilities.py"), ranks=3)
+
+    assert ended.stdout.count("has checked everything") == 3, ended.stdout + ended.stderr

@@ -164,7 +164,7 @@ class MPIPoolExecutor(futures.Executor):
         end = None if timeout is None else time.monotonic() + timeout
         items = iter(iterable)
         chunks = iter(lambda: list(itertools.islice(items, chunksize)), [])
-        tasks = (self.submit(_called, fn, chunk) for chunk in chunks)
+        tasks = (self.submit(called, fn, chunk) for chunk in chunks)
         started = deque(itertools.islice(tasks, buffersize))
         return _unordered(started, end) if unordered else _ordered(started, tasks, end)
 
@@ -209,7 +209,8 @@ class _CommPoolExecutor(MPIPoolExecutor):
         return Workers(functools.partial(CommChannel, self._comm), backoff_s=self._options["backoff"])
 
 
-def _called(function: Callable[..., Any], chunk: list[Any]) -> list[Any]:
+def called(function: Callable[..., Any], chunk: list[Any]) -> list[Any]:
+    """Return the results of calls with the arguments of each item of a chunk."""
     return [function(*args) for args in chunk]
 
 
