@@ -1,4 +1,4 @@
-"""Runs a benchmark of mpi4py's folder `demo`, with few repetitions, and prints the first column, which has the sizes."""
+"""Runs a benchmark of mpi4py's folder `demo` with few repetitions, and prints the first column, which has the sizes."""
 
 import contextlib
 import importlib

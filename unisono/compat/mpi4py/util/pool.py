@@ -128,7 +128,7 @@ class Pool:
 
     def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
         """Return the results of calls, each with one item."""
-        return self.map_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+        return self.map_async(func, iterable, chunksize).get()
 
     def map_async(
         self,
@@ -153,7 +153,7 @@ class Pool:
         self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
     ) -> list[Any]:
         """Return the results of calls, each with the arguments of one item."""
-        return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+        return self.starmap_async(func, iterable, chunksize).get()
 
     def starmap_async(
         self,
@@ -172,13 +172,13 @@ class Pool:
 
     def istarmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Iterator[Any]:
         """Return the results of calls with the arguments of each item, in the order of the items."""
-        return self.executor.starmap(func, iterable, chunksize=chunksize)  # type: ignore[no-any-return]
+        return self.executor.starmap(func, iterable, chunksize=chunksize)
 
     def istarmap_unordered(
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
     ) -> Iterator[Any]:
         """Return the results of calls with the arguments of each item, as they end."""
-        return self.executor.starmap(func, iterable, chunksize=chunksize, unordered=True)  # type: ignore[no-any-return]
+        return self.executor.starmap(func, iterable, chunksize=chunksize, unordered=True)
 
     def close(self) -> None:
         """Accept no further calls."""

@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unisono.compat.mpi4py import MPI
+from unisono.compat.mpi4py.communicators.session import COMM_SELF
+from unisono.compat.mpi4py.communicators.window import Win
 from unisono.compat.mpi4py.futures.worker import BACKOFF_S, pauses
+from unisono.compat.mpi4py.values.info import INFO_NULL
+from unisono.compat.mpi4py.values.op import OPS
 
 _T = TypeVar("_T")
-_SELF, _NO_INFO = MPI.COMM_SELF, MPI.INFO_NULL  # type: ignore[attr-defined]
 _FREE = 0  # the owner of a mutex that no rank holds
 
 
@@ -26,7 +28,7 @@ class _Cells:
         initial = np.array(values, typecode)
         is_root = comm.Get_rank() == root
         self._dtype, self._root = initial.dtype, root
-        self._win: Any = MPI.Win.Allocate(initial.nbytes * is_root, initial.itemsize, info, comm)
+        self._win: Any = Win.Allocate(initial.nbytes * is_root, initial.itemsize, info, comm)
         if is_root:
             np.frombuffer(self._win.tomemory(), typecode)[:] = initial
         comm.Barrier()
@@ -111,8 +113,8 @@ class Counter:
         step: int = 1,
         *,
         typecode: str = "i",
-        comm: Any = _SELF,
-        info: Any = _NO_INFO,
+        comm: Any = COMM_SELF,
+        info: Any = INFO_NULL,
         root: int = 0,
     ) -> None:
         self._cells, self._step = _Cells([start], typecode, comm, info, root), step
@@ -129,7 +131,7 @@ class Counter:
         Raises:
             RuntimeError: the counter has been freed.
         """
-        return self._cells.combine(self._step if incr is None else incr, MPI.SUM)
+        return self._cells.combine(self._step if incr is None else incr, OPS["SUM"])
 
     def free(self) -> None:
         """Close the counter; all ranks call it."""
@@ -145,7 +147,7 @@ class Mutex:
         info: hints.
     """
 
-    def __init__(self, *, recursive: bool = False, comm: Any = _SELF, info: Any = _NO_INFO) -> None:
+    def __init__(self, *, recursive: bool = False, comm: Any = COMM_SELF, info: Any = INFO_NULL) -> None:
         self.comm, self._recursive = comm, recursive
         self._owner = _Cells([_FREE], "q", comm, info)
         self._count = 0
@@ -191,7 +193,7 @@ class Mutex:
         require_held(self)
         self._count -= 1
         if not self._count:
-            self._owner.combine(_FREE, MPI.REPLACE)
+            self._owner.combine(_FREE, OPS["REPLACE"])
 
     def locked(self) -> bool:
         """Return whether this rank holds the lock."""
@@ -235,7 +237,7 @@ class Condition:
     """
 
     def __init__(
-        self, mutex: Mutex | None = None, *, recursive: bool = True, comm: Any = _SELF, info: Any = _NO_INFO
+        self, mutex: Mutex | None = None, *, recursive: bool = True, comm: Any = COMM_SELF, info: Any = INFO_NULL
     ) -> None:
         self._owns_mutex = mutex is None
         self._mutex = Mutex(recursive=recursive, comm=comm, info=info) if mutex is None else mutex
@@ -268,7 +270,7 @@ class Condition:
         return self._mutex
 
     def _ticket(self, rank: int) -> int:
-        return int(self._tickets.combine(0, MPI.NO_OP, 1 + rank))
+        return int(self._tickets.combine(0, OPS["NO_OP"], 1 + rank))
 
     def wait(self) -> bool:
         """Release the mutex, wait until another rank notifies this one, and acquire the mutex again.
@@ -278,7 +280,7 @@ class Condition:
         """
         mutex, pause = self._open(), pauses(BACKOFF_S)
         require_held(mutex)
-        self._tickets.combine(1 + self._tickets.combine(1, MPI.SUM), MPI.REPLACE, 1 + self._rank)
+        self._tickets.combine(1 + self._tickets.combine(1, OPS["SUM"]), OPS["REPLACE"], 1 + self._rank)
         count = mutex.let_go()
         while self._ticket(self._rank):
             pause()
@@ -303,7 +305,7 @@ class Condition:
         waiting = sorted((ticket, rank) for rank in range(self._size) if (ticket := self._ticket(rank)))
         notified = list(itertools.islice(waiting, n))
         for _, rank in notified:
-            self._tickets.combine(0, MPI.REPLACE, 1 + rank)
+            self._tickets.combine(0, OPS["REPLACE"], 1 + rank)
         return len(notified)
 
     def notify_all(self) -> int:
@@ -331,7 +333,7 @@ class Semaphore:
         ValueError: `value` is negative.
     """
 
-    def __init__(self, value: int = 1, *, bounded: bool = True, comm: Any = _SELF, info: Any = _NO_INFO) -> None:
+    def __init__(self, value: int = 1, *, bounded: bool = True, comm: Any = COMM_SELF, info: Any = INFO_NULL) -> None:
         if value < 0:
             raise ValueError("the number of permits must not be negative")
         self._value, self._bounded = value, bounded
