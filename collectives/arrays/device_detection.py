@@ -5,7 +5,7 @@ Used by: the dispatch of calls and messages, which asks for every array that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ _CUDA = (2, 13)  # DLPack's device types for CUDA device memory and managed memo
 
 def on_device(*arrays: Any) -> bool:
     """Return whether any of these arrays, or lists of arrays, is on a GPU."""
-    return any(device_adapter_name(x) is not None for x in _flattened(arrays))
+    return any(_any_on_device(x) if type(x) in LISTS else device_adapter_name(x) is not None for x in arrays)
 
 
 def device_test_of(cls: type) -> Callable[[Any], bool] | None:
@@ -51,9 +51,10 @@ def device_adapter_name(x: Any) -> str | None:
     return "__dlpack__" if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _CUDA else None
 
 
-def _flattened(arrays: Any) -> Iterator[Any]:
-    for x in arrays:
-        if type(x) in LISTS:
-            yield from x
-        else:
-            yield x
+def _any_on_device(arrays: Sequence[Any]) -> bool:
+    """Return whether an array of a list is on a GPU. The test of a class is looked up once for all its arrays."""
+    for cls in set(map(type, arrays)):
+        test = device_test_of(cls)
+        if test is not None and any(test(x) for x in arrays if type(x) is cls):
+            return True
+    return False

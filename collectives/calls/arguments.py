@@ -67,12 +67,21 @@ def spread(arguments: CallArguments) -> list[CallArguments]:
     x, out = arguments.x, arguments.out
     if arguments.counts is not None or CONTRACTS[arguments.collective].input is Cut.TOKEN or list_of(x, out) is None:
         return [arguments]
+    pairs = zip(*checked_lists(x, out), strict=True)
+    return [arguments._replace(x=source, out=target) for source, target in pairs]
+
+
+def checked_lists(x: Any, out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the `x` and the `out` of each array of a call on a list of arrays; one of both may be None for all.
+
+    Raises:
+        UsageError: `out` is not a list of as many arrays as `x`, or there are none.
+    """
     sources = [None] * len(out) if x is None else x
     if not sources:
         raise UsageError("x is an empty list: pass a list with at least one array")
     _check_elements(sources)
-    targets = outs_of(sources, out)
-    return [arguments._replace(x=source, out=target) for source, target in zip(sources, targets, strict=True)]
+    return sources, outs_of(sources, out)
 
 
 def _check_elements(x: Sequence[Any]) -> None:

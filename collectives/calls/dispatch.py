@@ -114,7 +114,7 @@ class Dispatcher:
             if wait:
                 return arrays
             return Work(self._works, None, arrays, self._limit_s(arguments.timeout_s), None)
-        if wait and arguments.counts is None and type(arrays) not in LISTS and is_of_other_library(x, out):
+        if wait and arguments.counts is None and is_of_other_library(x, out):
             return run_on_views(getattr(self, collective), arguments, self.rank)
         call = self._checker.check_one(arguments, self._check_usable)
         limit_s = self._limit_s(arguments.timeout_s)

@@ -344,6 +344,59 @@ def test_torch_tensors_without_plain_memory_are_refused(alone: un.Communicator) 
                 alone.allreduce(**arrays)
 
 
+def test_list_of_torch_tensors_follows_tensors_that_change_their_memory(alone: un.Communicator) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = [torch.ones(4), torch.ones(2, 3), torch.ones(4)]
+    for op, factor, out in (("sum", 1, None), (un.Op.premul_sum(2.0), 2, None), (un.Op.premul_sum(2.0), 2, tensors)):
+        for change in (lambda: None, lambda: None, *changes_of_memory(torch, tensors), lambda: None):
+            change()
+            expected = [(factor * x).tolist() for x in tensors]
+            results = alone.allreduce(tensors, op, out=out)
+            assert [x.tolist() for x in results] == expected
+            assert out is None or all(x is y for x, y in zip(results, tensors, strict=True))
+
+
+def changes_of_memory(torch: Any, tensors: list[Any]) -> list[Callable[[], Any]]:
+    return [
+        lambda: tensors[0].resize_(2).fill_(3),
+        lambda: tensors[1].set_(torch.full((3, 2), 5.0)),
+        lambda: setattr(tensors[2], "data", torch.full((7,), 7.0)),
+        lambda: tensors.pop(0),
+        lambda: tensors.insert(0, torch.full((4,), 9, dtype=torch.float64)),
+    ]
+
+
+def test_lists_of_several_libraries_give_results_of_the_same_libraries(alone: un.Communicator) -> None:
+    torch = pytest.importorskip("torch")
+    x = (np.ones(2), torch.ones(3, dtype=torch.bfloat16), memoryview(np.ones(2)), torch.ones(3, 2).T)
+    for _ in range(2):
+        results = alone.allgather(x)
+        assert [type(own) for own in (results, *results)] == [tuple, np.ndarray, torch.Tensor, np.ndarray, torch.Tensor]
+        assert [tuple(own.shape) for own in results] == [(2,), (3,), (2,), (2, 3)]
+        assert results[1].dtype == torch.bfloat16
+
+
+def test_lists_with_wrong_tensors_are_refused_in_every_call(alone: un.Communicator) -> None:
+    torch = pytest.importorskip("torch")
+    good = torch.ones(2)
+    for wrong, kind, why in wrong_tensors(torch):
+        with pytest.raises(kind, match=why):
+            alone.allreduce([good, wrong])
+    both = torch.zeros(3)
+    for _ in range(2):
+        alone.allreduce([good, good], out=[torch.zeros(2), torch.zeros(2)])
+        for out, why in (([both[:2], both[1:]], "memory of another"), ([good], "2 arrays"), (good, "2 arrays")):
+            with pytest.raises(un.UsageError, match=why):
+                alone.allreduce([good, good], out=out)
+    for x, why in (
+        ([good, None], "must be an array"),
+        ([good, [good]], "several arrays"),
+        ([good, 1.0], "of type float"),
+    ):
+        with pytest.raises(un.UsageError, match=why):
+            alone.allreduce(x)
+
+
 def test_in_place_reduction_of_torch_tensor_is_visible_to_autograd(alone: un.Communicator) -> None:
     torch = pytest.importorskip("torch")
     x = torch.nn.Parameter(torch.ones(3))
