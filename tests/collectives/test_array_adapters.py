@@ -280,7 +280,7 @@ REFUSED = {
     "a class": (np.ndarray, "array"),
     "a mask": (np.ma.masked_array([1.0], [True]), "masks"),
     "another byte order": (WithArrayInterface(np.zeros(2, ">f4")), "byte order"),
-    "letters": (memoryview(b"ab").cast("c"), "cannot be sent"),
+    "letters": (memoryview(b"ab").cast("c"), "only moved"),
     "an interface that is none": (type("Wrong", (), {"__array_interface__": 5})(), "cannot be read"),
     "a buffer of text": (array.array("u", "ab"), "."),
 }
