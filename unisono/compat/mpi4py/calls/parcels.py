@@ -55,9 +55,10 @@ class Parcel(NamedTuple):
         """Return the object, which shares the memory of the parts."""
         return pickle.loads_oob(self.header[_SIZE * (1 + len(self.parts)) :].tobytes(), self.parts)
 
-    def send(self, port: Any, dest: int, tag: int) -> list[Any]:
-        """Start to send the parcel, and return the operations."""
-        return [port.send(array, dest, tag, in_background=True) for array in (self.header, *self.parts)]
+    def send(self, port: Any, dest: int, tag: int, *, synchronous: bool = False) -> list[Any]:
+        """Start to send the parcel, and return the operations; `synchronous` is about the header."""
+        header = port.send(self.header, dest, tag, in_background=True, synchronous=synchronous)
+        return [header, *(port.send(part, dest, tag, in_background=True) for part in self.parts)]
 
     def receive(self, port: Any, source: int, tag: int) -> list[Any]:
         """Start to receive the parts, whose header has arrived, and return the operations."""

@@ -69,22 +69,32 @@ class Comm(MPI.Comm):  # type: ignore[name-defined, misc]
 
     __slots__ = ()
 
-    @translating
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:
         """Start to send an object."""
+        return self._start_parcel(obj, dest, tag)
+
+    ibsend = isend
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Any:
+        """Start to send an object; the request ends when it is received."""
+        return self._start_parcel(obj, dest, tag, synchronous=True)
+
+    @translating
+    def _start_parcel(self, obj: Any, dest: int, tag: int, *, synchronous: bool = False) -> Any:
         rank = _to(self._live, dest, tag)
         if rank is None:
             return Request._of(RequestState())
         port = self._port(for_objects=True)
-        return Request._of(RequestState(Parcel.of(obj, pickle).send(port, rank, tag), None, port.limit_s))
-
-    ibsend = issend = isend
+        operations = Parcel.of(obj, pickle).send(port, rank, tag, synchronous=synchronous)
+        return Request._of(RequestState(operations, None, port.limit_s))
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
         self.isend(obj, dest, tag).wait()
 
-    ssend = send
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object, and wait until it is received."""
+        self.issend(obj, dest, tag).wait()
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, without waiting."""
