@@ -39,7 +39,7 @@ def _from(state: Any, source: int, tag: int) -> tuple[Any, Any]:
         raise fail("ERR_TAG", f"tag {tag} is not from 0 to {MOST_TAG}")
     if source not in {ANY_SOURCE, PROC_NULL} and not 0 <= source < state.peers:
         raise fail("ERR_RANK", f"rank {source} is not in a group of {state.peers}")
-    return None if source == ANY_SOURCE else source, None if tag == ANY_TAG else tag
+    return None if source == ANY_SOURCE else int(source), None if tag == ANY_TAG else tag
 
 
 def _nobody(status: Any) -> None:
