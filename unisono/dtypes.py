@@ -9,11 +9,16 @@ them. Its `name` identifies it on all ranks.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
+from unisono.errors import UsageError
 from unisono.foundation.records import record
 
 Kind = Literal["bool", "integer", "float", "float8", "complex", "date", "duration", "text", "structure"]
+
+# Names of dtypes that are moved as bytes begin with the bits of an element, such as datetime64[s].
+_BITS = re.compile(r"[a-z]+(\d{1,18})")
 
 # The kinds of elements that are moved as bytes.
 _AS_BYTES = frozenset({"date", "duration", "text", "structure"})
@@ -76,3 +81,17 @@ _ROWS: tuple[tuple[str, int, Kind, str], ...] = (
 DTYPES: dict[str, DType] = {
     name: DType(name, code, itemsize, kind, accumulate) for code, (name, itemsize, kind, accumulate) in enumerate(_ROWS)
 }
+
+
+def itemsize_of(name: str) -> int:
+    """Return the bytes of an element of the dtype of this name, which another rank may have sent.
+
+    Raises:
+        UsageError: no dtype has such a name.
+    """
+    if (dtype := DTYPES.get(name)) is not None:
+        return dtype.itemsize
+    bits = _BITS.match(name)
+    if bits is None:
+        raise UsageError(f"no elements are of the dtype {name!r}")
+    return int(bits[1]) // 8

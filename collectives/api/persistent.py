@@ -100,7 +100,14 @@ class PersistentCalls(VectorCollectives, Messages):
             "recv_displacements": recv_displacements,
         }
         if collective in _MESSAGES:
-            options = {"op": op, "root": root, "algorithm": algorithm, "counts_at_root": counts_at_root or None}
+            options = {
+                "op": op,
+                "root": root,
+                "algorithm": algorithm,
+                "accumulate": accumulate,
+                "reproducible": reproducible or None,
+                "counts_at_root": counts_at_root or None,
+            }
             return self._plan_message(collective, {"x": x, "out": out, **options, **rows, **message}, timeout_s)
         if message:
             raise UsageError(f"only a message has {' and '.join(message)}: leave it out of {collective}")

@@ -13,8 +13,9 @@ from support.ranks import LocalRanks, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.collectives.arrays import operands
+from unisono.dtypes import itemsize_of
 from unisono.operations import OPERATIONS
-from unisono.transports.contracts.byte_dtypes import byte_dtype, byte_dtype_of, itemsize_of
+from unisono.transports.contracts.byte_dtypes import byte_dtype, byte_dtype_of
 from unisono.transports.contracts.call import Extent
 
 SIZE = 3
@@ -355,11 +356,12 @@ def test_equal_dtypes_have_one_name_and_number() -> None:
     assert one is not None
     assert one.name == "void64{a:<i4@0,b:<f4@4}"
     assert byte_dtype_of(one.code) is one
-    assert (itemsize_of(one.name), itemsize_of("datetime64[s]"), itemsize_of("str96")) == (8, 8, 12)
+    names = (one.name, "datetime64[s]", "str96", "float16", "complex128")
+    assert [itemsize_of(name) for name in names] == [8, 8, 12, 2, 16]
 
 
 def test_a_dtype_of_a_peer_may_be_unknown() -> None:
     unknown = byte_dtype_of((1 << 30) + 1)
-    assert (unknown.itemsize, unknown.kind) == (1, "structure")
+    assert (unknown.itemsize, itemsize_of(unknown.name), unknown.kind) == (1, 1, "structure")
     with pytest.raises(un.UsageError, match="no elements"):
         itemsize_of("{}")

@@ -15,13 +15,11 @@ for its errors.
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Any
 
 import numpy as np
 
 from unisono.dtypes import DTYPES, DType, Kind
-from unisono.errors import UsageError
 from unisono.transports import _core
 
 _KINDS: dict[str, Kind] = {"M": "date", "m": "duration", "S": "text", "U": "text", "V": "structure"}
@@ -57,19 +55,7 @@ def byte_dtype_of(number: int) -> DType:
 
     A dtype that this process has not used has no known name or size: it counts as bytes.
     """
-    return _BY_NUMBER.get(number) or DType(f"dtype {number:#x} as bytes", number, 1, "structure", "")
-
-
-def itemsize_of(name: str) -> int:
-    """Return the size of the elements of such a dtype, whose name another rank has sent.
-
-    Raises:
-        UsageError: no dtype has such a name.
-    """
-    bits = re.match(r"[a-z]+(\d{1,18})", name)
-    if bits is None:
-        raise UsageError(f"no elements are of the dtype {name!r}")
-    return int(bits[1]) // 8
+    return _BY_NUMBER.get(number) or DType(f"uint8 of an unknown dtype {number:#x}", number, 1, "structure", "")
 
 
 def _interned(name: str, itemsize: int, kind: Kind) -> DType:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unisono.dtypes import DType
+from unisono.dtypes import DType, itemsize_of
 from unisono.errors import UnisonoError
 from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Usage, VendorRefusal
@@ -80,6 +80,11 @@ class Message:
     tag: int
     dtype: str
     count: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return self.count * itemsize_of(self.dtype)
 
 
 OF_NOBODY = Message(NOBODY, 0, "uint8", 0)

@@ -233,8 +233,7 @@ class Matching:
                 continue
             if receive.takes:
                 receive.signature = found.signature
-                nbytes = found.message.count * _itemsize_of(found.message.dtype)
-                receive.pieces = [memoryview(bytearray(nbytes))]
+                receive.pieces = [memoryview(bytearray(found.message.nbytes))]
             self._assign(receive, found.message.source, found.message.tag)
         self._queue = [receive for receive in self._queue if receive.request is None]
 
@@ -289,14 +288,6 @@ def signature_of(dtype: DType, count: int, shape: Sequence[int] = ()) -> Signatu
     """
     axes = tuple(length for length in shape if length != 1) if count else ()
     return Signature(MESSAGE, dtype.name, axes or (count,), "C", None, None, "direct", 1)
-
-
-def _itemsize_of(name: str) -> int:
-    if (dtype := DTYPES.get(name)) is not None:
-        return dtype.itemsize
-    from unisono.transports.contracts.byte_dtypes import itemsize_of  # most programs do not need it
-
-    return itemsize_of(name)
 
 
 # The signature of a question and of an answer.

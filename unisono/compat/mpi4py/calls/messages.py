@@ -66,8 +66,3 @@ class Port:
         probe = self._executor.probe(source, tag, once=once, takes=takes)
         probe.wait(self.limit_s)
         return probe
-
-
-def nbytes_of(message: Message) -> int:
-    """Return the number of bytes of a message."""
-    return message.count * DTYPES[message.dtype].itemsize

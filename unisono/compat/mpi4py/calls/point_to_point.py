@@ -11,7 +11,7 @@ import numpy as np
 from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, MOST_TAG, PROC_NULL
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
-from unisono.compat.mpi4py.calls.messages import Port, nbytes_of
+from unisono.compat.mpi4py.calls.messages import Port
 from unisono.compat.mpi4py.calls.request import Buffering, PersistentState, Prequest, Request, RequestState, leave_alone
 from unisono.compat.mpi4py.memory.access import memory_of
 from unisono.compat.mpi4py.memory.buffers import Block, simple
@@ -49,7 +49,7 @@ def _nobody(status: Any) -> None:
 
 def _describe(status: Any, message: Any) -> None:
     if status is not None:
-        status._set(message.source, message.tag, nbytes_of(message))
+        status._set(message.source, message.tag, message.nbytes)
 
 
 def _bytes_of(data: Any) -> Any:
@@ -405,7 +405,7 @@ def _both(sending: RequestState, receiving: RequestState) -> RequestState:
 
 def _stored(block: Block, array: Any, operation: Any, status: Any) -> None:
     message = operation.message()
-    nbytes = nbytes_of(message)
+    nbytes = message.nbytes
     block.store(array, nbytes)
     if status is not None:
         status._set(message.source, message.tag, nbytes)
