@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.authority import Authority
 from support.swarms import SwarmProcesses
 
 import unisono as un
@@ -47,6 +48,33 @@ def test_members_make_each_kind_of_call(tmp_path: Path) -> None:
             swarm.start(name, CALLS)
         for name in "012":
             swarm.output(name)
+
+
+def test_members_with_certificates_meet_and_call(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "012":
+            swarm.start(name, CALLS, authority.variables(name))
+        for name in "012":
+            swarm.output(name)
+
+
+STRANGER = """
+try:
+    un.Swarm(places, min_size=2, **{**settings, "rendezvous_timeout_s": 8.0})
+    print("entered")
+except un.UnisonoError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_process_with_a_certificate_of_another_authority_cannot_enter(tmp_path: Path) -> None:
+    own, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
+    with SwarmProcesses(tmp_path) as swarm:
+        swarm.start("own", STRANGER, own.variables("own"))
+        swarm.start("other", STRANGER, other.variables("other"))
+        outputs = [swarm.output(name) for name in ("own", "other")]
+    assert all("RendezvousError" in output for output in outputs), outputs
 
 
 SUMS = """

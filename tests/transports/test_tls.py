@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trustme
+from support.authority import Authority
 from support.deadlines import DEADLINE_S
 from support.hosts import needs_namespaces
 from support.ports import free_port
@@ -322,26 +322,6 @@ def test_the_core_ends_a_link_with_tls_while_python_holds_the_interpreter_lock()
 
 
 # --- certificates ----------------------------------------------------------------------------------------------------
-
-
-class Authority:
-    """An authority that signs certificates of ranks, in files."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self._directory = directory
-        self._authority = trustme.CA()
-        self.path = directory / "authority.pem"
-        self._authority.cert_pem.write_to_path(self.path)
-
-    def policy(self, name: str, *, trusts: Authority | None = None, not_after: datetime.datetime | None = None) -> Any:
-        """Return the policy of a rank with a certificate of this authority, which trusts this one or another."""
-        issued = self._authority.issue_cert(f"{name}.example.org", not_after=not_after)
-        certificate, key = (self._directory / f"{name}-{part}.pem" for part in ("certificate", "key"))
-        for number, part in enumerate(issued.cert_chain_pems):
-            part.write_to_path(certificate, append=number > 0)
-        issued.private_key_pem.write_to_path(key)
-        return TlsPolicy("on", str(certificate), str(key), str((trusts or self).path))
 
 
 def test_ranks_with_certificates_of_one_authority_connect(tmp_path: Path) -> None:

@@ -115,7 +115,10 @@ class Swarm:
         tls = TlsPolicy.of(self._settings.options)
         self._caller = Caller(self._settings.key, self._settings.job, tls)
         urls = (places,) if isinstance(places, str) else tuple(places)
-        self._places = Places(urls, self._caller, serves=serve, key=self._settings.key)
+        # A meeting place has no certificate, as a store has none: the key of the job authenticates it.
+        by_key = TlsPolicy(self._settings.options.tls)
+        self._place_caller = Caller(self._settings.key, self._settings.job, by_key)
+        self._places = Places(urls, self._place_caller, serves=serve, key=self._settings.key)
         self._calling = threading.Lock()
         self.last_call: LastCall | None = None
         self._is_closed = False
@@ -390,6 +393,7 @@ class Swarm:
                 self._entry.leave()
             self._entry.close()
         self._places.close()
+        self._place_caller.close()
         self._caller.close()
 
     def _entered(self) -> Entry:
