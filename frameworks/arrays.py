@@ -207,7 +207,7 @@ def _of_torch(x: Any, name: str) -> FlatArray:
 
 @functools.cache
 def _stage_type() -> Any:
-    """Return `CallTensors`; torch is imported."""
+    """Return `CallTensors`, whose module imports torch. Call it for tensors of torch only."""
     from unisono.frameworks.torch.calls.tensors import CallTensors
 
     return CallTensors

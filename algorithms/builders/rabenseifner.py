@@ -153,7 +153,10 @@ def _all_exchanges(folding: Folding, rank: int) -> list[Exchange]:
 
 
 def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[Exchange]:
-    """Return the rounds of recursive halving. Each round pairs the positions that differ in the next of `bits`."""
+    """Return the rounds of recursive halving of a rank, one for each number of a bit in `bits`.
+
+    In a round, the rank exchanges with the position whose number differs from its own in this bit only.
+    """
     position, held, exchanges = folding.position(rank), range(folding.positions), list[Exchange]()
     for bit in bits:
         kept, sent = halves(held, keeps_upper=bool(position >> bit & 1))

@@ -172,6 +172,6 @@ def _doubling(ranks: range, rank: int, current: Span) -> Lane:
 
 
 def _plan(name: tuple[str, str], size: int, rank: int, root: int, lane: Lane, *, scratch: int) -> Plan:
-    """Return the plan with this one lane, in which all buffers are cut like a vector of one block."""
+    """Return the plan with this one lane. INPUT and OUTPUT are one block, and SCRATCH is `scratch` such blocks."""
     vector = even(1)
     return Plan(*name, size, rank, root, vector, vector, scratch_like(Buffer.INPUT, vector, copies=scratch), (lane,))

@@ -100,7 +100,10 @@ def near_most(ranks_per_host: RanksPerHost) -> Crossing:
 
 
 def near_most_to_root(ranks_per_host: RanksPerHost) -> Crossing:
-    """`near_most` whose way back goes to the root alone: in each round, half of the ranks send their data to it."""
+    """`near_most` whose second half is a gather up a binomial tree to the root.
+
+    In each of its rounds, half of the ranks that still hold data send it to a partner.
+    """
     of = _exchanges(ranks_per_host, root=0)
     near_gathers = of.with_root.bit_length() - 1
     far_gathers = of.rounds - near_gathers

@@ -192,7 +192,11 @@ class _Frame(NamedTuple):
 
     @property
     def period(self) -> int:
-        """Return how many blocks in a row are evenly spaced in the whole plan: one, those of one copy, or all."""
+        """The number of successive blocks of the buffer that lie at equal distances in the whole plan.
+
+        It is 1 if the window has edges; all blocks, if the copies follow each other without a gap; or else the blocks
+        of one copy.
+        """
         if self.window.edges:
             return 1
         return self.blocks * (self.copies if self.pitch == self.blocks * self.window.step else 1)
@@ -215,7 +219,10 @@ class _Frame(NamedTuple):
         return None
 
     def _between_edges(self, span: Span, copy: int, block: int) -> Span | None:
-        """Return the span of the whole plan for blocks of different widths; None if no single span can name them."""
+        """Return `placed` for a window with edges, whose blocks have different numbers of blocks of the whole plan.
+
+        `span` begins at block `block` of copy `copy`.
+        """
         edges, end = self.window.edges, block + span.count
         if span.count > 1 and (span.stride != 1 or (end > self.blocks and not self.is_cyclic)):
             return None

@@ -59,7 +59,7 @@ def _for_groups(algorithm: Algorithm, name: str, params: tuple[tuple[str, Any], 
     refused = f"no phase can be {algorithm.collective} {name!r}"
     for size in sorted(sizes):
         if refusal := algorithm.supports(size):
-            raise NoAlgorithmError(f"{refused}: {refusal}")
+            raise NoAlgorithmError(f"{refused} in groups of {size} ranks: {refusal}")
     try:
         plans = [algorithm.build(size, 0, **dict(params)) for size in sizes]
     except (UsageError, TypeError) as error:

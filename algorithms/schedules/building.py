@@ -23,7 +23,8 @@ def collective_named(name: object) -> str:
     collective = _COLLECTIVES.get(str(name), str(name))
     if collective not in CONTRACTS or collective in _UNKNOWN:
         raise UsageError(
-            f"the schedule is for the collective {name!r}, and Unisono cannot say what its results must be"
+            f"the schedule is for the collective {name!r}, whose results Unisono cannot check: it checks those of "
+            f"{', '.join(sorted(CONTRACTS.keys() - _UNKNOWN))}"
         )
     return collective
 

@@ -86,7 +86,10 @@ class BlockExchange(Messages):
             if not isinstance(arrays, (list, tuple)) or len(arrays) != self.size:
                 raise UsageError(f"{name} must be a list of {self.size} arrays or None, one for each rank")
         if (x[self.rank] is None) != (out[self.rank] is None):
-            raise UsageError(f"one of x[{self.rank}] and out[{self.rank}] is None, and both are for this rank itself")
+            raise UsageError(
+                f"x[{self.rank}] and out[{self.rank}] are the message of this rank to itself: pass two arrays, "
+                "or None twice"
+            )
         incoming = [(rank, self._to_receive(out[rank], rank, limit_s)) for rank in ranks if out[rank] is not None]
         outgoing = [(rank, self._to_send(x[rank], rank, limit_s)) for rank in ranks if x[rank] is not None]
         operands.check_apart(

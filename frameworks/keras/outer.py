@@ -19,16 +19,17 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]
     """Lets ranks train alone in `model.fit`, and joins their changes every `inner_steps` batches.
 
     Compile the model with an optimizer of Keras as it is. When training begins, the weights of rank 0 are copied to all
-    ranks. When it ends, all ranks get the same trainable weights. In between, they have `unisono.data_parallel.DiLoCo`.
-    All ranks make the same number of batches.
+    ranks. When it ends, all ranks get the same trainable weights. In between, `unisono.data_parallel.DiLoCo`
+    averages them. All ranks must train on the same number of batches.
 
     On a swarm, training begins with the trainable weights that the members share. The other weights, such as the means
-    of batch normalization, stay those of each member. All members pass the same `steps`, and more epochs than that.
+    of batch normalization, stay those of each member. All members must pass the same `steps`, and enough epochs
+    to reach it.
 
     Args:
         comm: the ranks, or a swarm; by default the world that `unisono.init` has made.
-        steps: the number of batches after which training ends; on a newcomer of a swarm, with those that the others
-            have made before. By default, `model.fit` decides.
+        steps: the number of batches after which training ends; on a newcomer of a swarm, the batches
+            that the others made before it entered count too. By default, `model.fit` decides.
         options: the arguments of `unisono.data_parallel.DiLoCo`, such as `inner_steps`.
 
     Attributes:

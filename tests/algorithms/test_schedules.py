@@ -214,7 +214,10 @@ REFUSED = {
         edited(RING, 'depid="-1" deps="-1"', 'depid="5" deps="0"'),
         "step 0 of threadblock 5",
     ),
-    "an unknown collective": (edited(RING, 'coll="allreduce"', 'coll="custom"'), "cannot say what its results must be"),
+    "an unknown collective": (
+        edited(RING, 'coll="allreduce"', 'coll="custom"'),
+        "Unisono cannot check",
+    ),
     "uneven shares": (
         edited(files.two_way_allgather(3), 'o_chunks="6"', 'o_chunks="7"', 9),
         "7 chunks, of which 3 shares",

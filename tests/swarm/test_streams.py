@@ -178,7 +178,7 @@ def test_a_relay_copies_encrypted_bytes_alone(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("member", "port", "error", "text"),
     [
-        ("nobody", 1, streams.NoWayError, "parked no connection here"),
+        ("nobody", 1, streams.NoWayError, "keeps no connection open"),
         ("", 1, streams.GoneError, "nothing listens at port 1"),
         ("nobody", 1 << 70, streams.NoWayError, "more than 64 bits"),
     ],

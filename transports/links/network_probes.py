@@ -273,8 +273,12 @@ def _lanes(hosts: int, source: int, target: int) -> range:
 def _network(rows: Sequence[Sequence[Sequence[float]]]) -> Network:
     """Return the network of which each host has measured a row: round trips, and seconds of a byte to that host."""
     hosts = range(len(rows))
-    if any(len(row) != len(rows) or any(len(values) != 2 for values in row) for row in rows):
-        raise ValueError(f"a host sent other measurements than one pair for each of the {len(rows)} hosts")
+    for host, row in enumerate(rows):
+        if len(row) != len(rows) or any(len(values) != 2 for values in row):
+            raise ValueError(
+                f"the measurements of host {host} are not a round trip and the seconds of a byte for each of "
+                f"{len(rows)} hosts"
+            )
     return Network.of(
         {
             "round_trip_s": [[min(rows[i][j][0], rows[j][i][0]) for j in hosts] for i in hosts],

@@ -152,7 +152,10 @@ class Table(NamedTuple):
         return Reading("table, interpolated", None, times, True) if times else None
 
     def _neighbours(self, context: Context) -> tuple[Context | None, Context | None]:
-        """Return the contexts with the next smaller and larger number of ranks, and as many ranks on each host."""
+        """Return the contexts with the next smaller and the next larger number of ranks, which are otherwise equal.
+
+        The ranks per host are equal too, unless both contexts are on one host.
+        """
         alike = sorted(
             (each for each in self.decisions if each._replace(ranks=0) == _with_ranks(context, each)._replace(ranks=0)),
             key=lambda each: each.ranks,

@@ -58,9 +58,9 @@ class Parking:
                 self._drop_ended(member)
                 parked = self._parked.get(member)
                 if member in self._gone:
-                    raise GoneError("its parked connections have ended")
+                    raise GoneError("all connections that the member kept open to this process have ended")
                 if parked is None:
-                    raise NoWayError("it has parked no connection here")
+                    raise NoWayError("the member keeps no connection open by which this process could reach it")
                 if parked:
                     stream = parked.popleft()
                     lift_limit(stream)

@@ -1,7 +1,8 @@
 """The memory of the blocks of a call: in the caller's arrays and, if other ranks read them, in the rank's slab.
 
-The slab holds an *image* of each block that other ranks read, for one segment of the call at a time, and all of
-SCRATCH. Every rank computes the layouts of all ranks from the same plans and counts, so they exchange none.
+A slab is memory of a GPU that all ranks of the host can open. It holds an *image* of each block that other ranks read,
+for one segment of the call at a time, and all of SCRATCH. Every rank computes the layouts of all ranks from the same
+plans and counts, so they exchange none.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class Control {
   Clock::duration silent_after() const;
   //! How often to look for silent connections.
   Clock::duration look_period() const;
-  //! Adds a notice for the log of the program and rings the doorbells. `important`: only this rank reports this event.
+  //! Adds a notice for the log of the program and rings the doorbells. `important`: no other rank reports the event, so
+  //! the log shows it by default.
   void notify(std::string text, bool important);
   //! Removes and returns the notices, with whether each is important.
   std::vector<std::pair<std::string, bool>> take_notices();

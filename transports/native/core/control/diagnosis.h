@@ -54,8 +54,8 @@ struct Diagnosis {
   //! follows. The majority decides which call is right. So unless `final`, the result is empty as long as a rank has
   //! not answered, or has not made the call and may still decide.
   std::optional<Failure> verdict(bool final) const;
-  //! Returns the reason why the collective does not end; for sequence -1, the reason why no message passes between
-  //! `rank` and `waits_for`.
+  //! Returns the reason why the collective `sequence` does not end, in the words for `rank`. If `sequence` is -1,
+  //! returns the reason why no message passes between `rank` and the rank `waits_for`.
   Outlook outlook(std::int32_t rank, std::int32_t waits_for) const;
 
  private:

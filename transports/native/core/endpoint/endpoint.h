@@ -134,7 +134,8 @@ class Request {
   std::int64_t number_ = -1;  // of a message that has begun
   // Written by the leader when the collective begins; -1 before. Threads that raise an error read it.
   std::atomic<std::int64_t> sequence_{-1};
-  // Written by the thread that waits for the call or hands it to the server. The leader looks at the times.
+  // Written by the thread that waits for the call, or that hands it to the server, which is the thread of background
+  // calls. The leader reads the times meanwhile.
   std::atomic<double> timeout_s_{0};
   std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};
   std::atomic<Clock::rep> late_from_{Clock::time_point::max().time_since_epoch().count()};

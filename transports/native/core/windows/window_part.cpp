@@ -17,7 +17,8 @@ __extension__ typedef unsigned __int128 Word128;
 // Elements that an accumulate combines at a time.
 constexpr std::int64_t block_elements = 64;
 constexpr std::size_t most_itemsize = 16;
-// More elements are changed alone, because the gate costs as much as the atomic instructions of about this number.
+// An accumulate of more elements closes the gate and combines them alone, without atomic instructions. To close it
+// costs as much as the atomic instructions of about this number of elements.
 constexpr std::int64_t most_elements_beside_others = 8;
 // The longest time for which others wait is that of changing this much.
 constexpr std::size_t most_nbytes_alone = 64 << 10;

@@ -48,7 +48,8 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
         gradient_predivide_factor: gradients are divided by it before the sum, and multiplied by it after. For Average.
         op: Average or Sum, and on the backend TensorFlow also Adasum.
         backward_passes_per_step: how many steps of `fit` accumulate gradients before they are applied, by the
-            `gradient_accumulation_steps` of the optimizer. Each of them averages over ranks.
+            `gradient_accumulation_steps` of the optimizer. The gradients of each of these steps are
+            averaged over ranks.
         average_aggregated_gradients: whether accumulated gradients are divided by `backward_passes_per_step`.
         num_groups: an old form of `groups`.
         groups: checked, and without effect: all gradients of a step are passed in one call.

@@ -71,7 +71,7 @@ class BroadcastGlobalVariablesHook(_Hook):
         self._root_rank = root_rank
 
     def begin(self) -> None:
-        """Add the operation to the graph, which can still be changed."""
+        """Add the operation that copies the variables to the graph, which can still be changed."""
         self._copying = broadcast_global_variables(self._root_rank)
 
 

@@ -119,7 +119,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start `allreduce`, without gradients, and return a handle; `synchronize` returns a new tensor."""
+    """Start `allreduce`, which autograd does not follow, and return a handle; `synchronize` returns a new tensor."""
     scales = prescale_factor, postscale_factor
     return _reduce([tensor], name, op_of(op, average), scales, process_set, in_place=False, is_list=False)
 
@@ -160,7 +160,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start `grouped_allreduce`, without gradients, and return a handle; `synchronize` returns a list."""
+    """Start `grouped_allreduce`, which autograd does not follow, and return a handle; `synchronize` returns a list."""
     scales = prescale_factor, postscale_factor
     return _reduce(list(tensors), name, op_of(op, average), scales, process_set, in_place=False, is_list=True)
 
@@ -238,14 +238,14 @@ def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, *
 
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start `allgather`, without gradients, and return a handle."""
+    """Start `allgather`, which autograd does not follow, and return a handle."""
     return _gather([tensor], name, process_set, is_list=False)
 
 
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start `grouped_allgather`, without gradients, and return a handle."""
+    """Start `grouped_allgather`, which autograd does not follow, and return a handle."""
     return _gather(list(tensors), name, process_set, is_list=True)
 
 
@@ -264,7 +264,7 @@ def _copy(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet
 def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start `broadcast`, without gradients, and return a handle."""
+    """Start `broadcast`, which autograd does not follow, and return a handle."""
     return _copy(tensor, root_rank, name, process_set, in_place=False)
 
 
@@ -288,7 +288,10 @@ def broadcast_(
 def alltoall_async(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start `alltoall`, without gradients, and return a handle; `synchronize` returns the rows and their numbers."""
+    """Start `alltoall`, which autograd does not follow, and return a handle.
+
+    `synchronize` returns the rows and their numbers.
+    """
     calls = calls_of(process_set)
     _check_all([tensor], "alltoall", has_rows=True)
     listed = () if splits is None else splits.tolist() if isinstance(splits, torch.Tensor) else splits
@@ -340,7 +343,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start `reducescatter`, without gradients, and return a handle."""
+    """Start `reducescatter`, which autograd does not follow, and return a handle."""
     return _scatter([tensor], name, op, process_set, (prescale_factor, postscale_factor), is_list=False)
 
 
@@ -352,7 +355,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start `grouped_reducescatter`, without gradients, and return a handle."""
+    """Start `grouped_reducescatter`, which autograd does not follow, and return a handle."""
     return _scatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), is_list=True)
 
 

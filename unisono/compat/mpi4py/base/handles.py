@@ -67,7 +67,7 @@ class Handle:
 
     @classmethod
     def _accepts(cls, state: Any) -> bool:
-        """Return whether a handle of this class may refer to a state."""
+        """Return whether a handle of this class may refer to `state`, the object behind another handle."""
         return True
 
     def __init__(self, *_: Any, **__: Any) -> None:

@@ -1,6 +1,7 @@
 """The memory of objects with DLPack or the CUDA array interface.
 
-Memory of a GPU is refused, because these calls read it on the host. Unisono's own calls take arrays on a GPU.
+Memory of a GPU is refused, because the calls of mpi4py's names read memory on the host. The calls of Unisono's own API
+take arrays on a GPU.
 """
 
 from __future__ import annotations
