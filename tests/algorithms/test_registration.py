@@ -150,6 +150,7 @@ def test_decorator_has_an_option_for_every_field_of_algorithm() -> None:
         "varying",
         "vendor",
         "chosen_far",
+        "short_ways",
     }
 
 

@@ -286,7 +286,7 @@ WRONG = {
     "a list": lambda world: world.allreduce([1.0]),
     "a number": lambda world: world.allreduce(1.0),
     "objects": lambda world: world.allreduce(np.array([None])),
-    "a structure": lambda world: world.broadcast(np.zeros(2, [("a", "i4")])),
+    "a structure with objects": lambda world: world.broadcast(np.zeros(2, [("a", "i4"), ("b", object)])),
     "another byte order": lambda world: world.allreduce(np.ones(4, ">f8")),
     "a mask": lambda world: world.allreduce(np.ma.masked_array(X, [True] * 4)),
     "a read-only out": lambda world: world.allreduce(X, out=READ_ONLY),

@@ -47,15 +47,25 @@ class Gathering:
         self._arrived: dict[int, socket.socket] = {}
         self._given_up = ""
         self._is_over = False
+        self._refusal = ""  # why the ranks cannot begin, once that is certain
 
     def admit(self, peer: int, link: socket.socket) -> bool:
-        """Hold the link of a rank; return False, and do nothing, if all links have arrived."""
+        """Hold the link of a rank, or refuse it if the ranks cannot begin; return False, and do nothing, if all began.
+
+        A rank may connect after the failure of another one. Nobody else would answer it: in `grow`, rank 0 closes the
+        session only when all ranks have told each other whether they have met.
+        """
         with self._changed:
-            if self._is_over:
+            refusal = self._refusal
+            if self._is_over and not refusal:
                 return False
             former = self._arrived.pop(peer, None)
-            self._arrived[peer] = link
+            if not refusal:
+                self._arrived[peer] = link
             self._changed.notify_all()
+        if refusal:
+            send(link, {"error": refusal})
+            link.close()
         if former is not None:
             former.close()
         return True
@@ -114,7 +124,7 @@ class Gathering:
     def close(self, reason: str) -> None:
         """Tell the ranks whose links this object holds why they cannot begin."""
         with self._changed:
-            self._is_over = True
+            self._is_over, self._refusal = True, reason
             arrived, self._arrived = self._arrived, {}
         for link in arrived.values():
             send(link, {"error": reason})
