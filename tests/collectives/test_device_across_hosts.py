@@ -345,7 +345,7 @@ def outcome_without(world: un.Communicator, rule: str, collective: str) -> str:
     try:
         with broken:
             actual, _, _ = call_on_double(world, TWO_HOSTS, x, {}, {}, collective)
-    except (DeviceTrapError, un.UnisonoError) as error:
+    except (DeviceTrapError, un.UnisonoError, AssertionError) as error:  # the last one: something was not released
         return type(error).__name__
     return "right" if actual == expected.tobytes() else "wrong"
 
@@ -359,7 +359,7 @@ def test_call_goes_wrong_without_a_rule_of_the_route(rule: str, collective: str)
     with start_ranks(4, WAY) as own:
         assert own.run_calls(outcome_without, "", collective) == ["right"] * 4
         outcomes = set(own.run_calls(outcome_without, rule, collective))
-    assert outcomes - {"right"} <= {"wrong", "DeviceTrapError", "AbortedError"}
+    assert outcomes - {"right"} <= {"wrong", "DeviceTrapError", "AbortedError", "AssertionError"}
     assert outcomes != {"right"}
 
 
