@@ -337,7 +337,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "too few arrays": ("x must be a list of 3", lambda world, x: world.alltoallw([x], [None] * 3)),
     "no list of outs": ("out must be a list of 3", lambda world, x: world.alltoallw([x] * 3, x)),
     "half of the own exchange": (
-        "both are for this rank itself",
+        "pass two arrays, or None twice",
         lambda world, x: world.alltoallw([x] * 3, [None] * 3),
     ),
     "outs in one memory": (
