@@ -416,7 +416,7 @@ def gather_binomial(size: int) -> Cost:
 
 
 def gather_bine(size: int) -> Cost:
-    """The busiest sender passes up the farther half of the places, at some of which there are two ranks."""
+    """The busiest sender passes up the farther half of the places. Some places have two ranks."""
     rounds, _ = _folded(size)
     if not rounds:
         return Cost(rounds=0, sent=0, reduced=0)

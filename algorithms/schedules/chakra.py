@@ -88,7 +88,7 @@ class _Rank:
         self._ends[place] = tuple(last) or tuple(before)
 
     def _nodes(self, step: Step, lane: int, group: int) -> Iterator[_Node]:
-        """Yield the nodes of a step, each of which follows the one before."""
+        """Yield the nodes of a step. Each node depends on the node before."""
         flags = [flag for flag in _FLAGS if getattr(step, flag, False)]
         about = {"lane": lane, "group": group, "step": " ".join([type(step).__name__, *flags])}
         about |= {name: self._blocks([getattr(step, name)]) for name in ("src", "dst") if hasattr(step, name)}

@@ -31,7 +31,7 @@ class Transfer:
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """The rank of the source and that of the target."""
+        """The rank of the source, and the rank of the target."""
         return self.atoms[0].ranks
 
     @property

@@ -89,7 +89,7 @@ class Request(NamedTuple):
 
 
 def standings(points: Sequence[Point]) -> list[Standing]:
-    """Return the algorithms, the best first: those that run at more points before others, then by mean regret."""
+    """Return the standings, the best first: by the number of points at which an algorithm runs, then by mean regret."""
     names = sorted({name for point in points for name in point.times_s})
     found = []
     for name in names:

@@ -76,7 +76,7 @@ def _torus(shape: tuple[int, ...], link: Link) -> Topology:
 
 
 def contenders(collective: str, dims: tuple[int, ...]) -> list[Contender]:
-    """Return the algorithms of a collective; on a torus, those that know its lengths use them."""
+    """Return the algorithms of a collective. On a torus, its lengths are passed to every algorithm that takes them."""
     on_torus: list[dict[str, Any]] = [{"dims": dims}, {"dims": dims, "lanes": 2 * len(dims)}] if dims else [{}]
     shaped = [Contender(name, params) for name in ("swing", "torus") for params in on_torus if dims or name == "swing"]
     if collective == "allreduce":

@@ -254,6 +254,14 @@ def test_command_writes_a_file_for_each_rank(tmp_path: Path) -> None:
         assert sum(node.attributes["comm_size"] for node in nodes if node.kind == SEND) == 4 * 4096
 
 
+def test_command_refuses_several_sizes(tmp_path: Path) -> None:
+    arguments = ["export", "allreduce", "ring", "--to", "chakra", "--size", "1K,2K", "--out", str(tmp_path / "ring")]
+    result = CliRunner().invoke(unisono, arguments)
+    assert result.exit_code == 2
+    assert "'1K,2K' is not" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_reads_of_peers_memory_are_refused() -> None:
     plans = [find("allreduce", "one_shot").build(2, rank, 0) for rank in range(2)]
     with pytest.raises(UsageError, match="peer's memory"):

@@ -18,11 +18,12 @@ from unisono.algorithms.ir.contracts import VECTOR_CALLS
 from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.options.loading import load_option
 from unisono.cli.options.outputs import PICTURE
+from unisono.cli.options.sizes import checked_nbytes
 from unisono.cli.output.network_map import draw_map, explained_map, map_table, order_text
 from unisono.cli.output.terminal import add_names, console
 from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.options import Options, parse_nbytes
+from unisono.options import Options
 from unisono.tuning.decide.choice import Candidate, Choice, Explanation, Question, TunerState, builder_params, explain
 from unisono.tuning.decide.device_routes import LINK, explain_route, routes_of
 from unisono.tuning.decide.forced_rules import forced
@@ -33,19 +34,12 @@ from unisono.tuning.machine.topology import Topology
 from unisono.tuning.measure.calibration_files import Origin, parameters_of, read
 
 
-def _nbytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_nbytes(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not {error}.") from None
-
-
 @click.command(short_help="Explain which algorithm a call uses, and why.")
 @click.argument("collective", shell_complete=complete_collectives)
-@click.argument("nbytes", metavar="[BYTES]", callback=_nbytes, required=False)
+@click.argument("nbytes", metavar="[BYTES]", callback=checked_nbytes, required=False)
 @click.option("-n", "size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--per-host", type=click.IntRange(min=1), help="Ranks on each host.  [default: all, on one host]")
-@click.option("--size", "vector", callback=_nbytes, help="Bytes of the vector, instead of BYTES.  [default: 1M]")
+@click.option("--size", "vector", callback=checked_nbytes, help="Bytes of the vector, instead of BYTES.  [default: 1M]")
 @click.option("--link", type=click.Choice(list(LINKS)), help="Between the hosts.  [default: tcp, or shm on one host]")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", metavar="DTYPE", help="Of the elements.")
 @click.option(

@@ -12,12 +12,12 @@ from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.plan import Plan
 from unisono.algorithms.schedules.chakra import chakra_traces
 from unisono.algorithms.schedules.msccl_writing import msccl_xml
-from unisono.bench.sizes import parse_sizes
 from unisono.cli.commands.show import given_parameters
 from unisono.cli.messages import tell
 from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.options.loading import load_option
 from unisono.cli.options.outputs import OutputFile
+from unisono.cli.options.sizes import nbytes_option
 from unisono.errors import UsageError
 from unisono.tuning.decide.table import loaded
 from unisono.tuning.exports import mpich, nccl, openmpi, ucc
@@ -40,7 +40,7 @@ _ITEMSIZE = 4
 @click.option("--to", "form", type=click.Choice([*_SCHEDULES, *_TABLES]), default="msccl", show_default=True)
 @click.option("-n", "size", type=int, default=8, show_default=True, help="Number of ranks.")
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm: radix=4.")
-@click.option("--size", "nbytes", default="1M", show_default=True, help="Bytes of the vector in a trace of Chakra.")
+@nbytes_option
 @click.option("--link", help="Export the decisions for this link, such as shm.")
 @click.option("--machine", help="Export the decisions of the machine with this fingerprint.")
 @click.option("--protocol", type=click.Choice(nccl.PROTOCOLS), default="simple", show_default=True, help="Of NCCL.")
@@ -56,7 +56,7 @@ def command(
     form: str,
     size: int,
     params: tuple[str, ...],
-    nbytes: str,
+    nbytes: int,
     link: str | None,
     machine: str | None,
     protocol: str,
@@ -66,8 +66,8 @@ def command(
     """Write the schedule of an algorithm, or a decision table, for another program.
 
     COLLECTIVE ALGORITHM is written as XML of MSCCL, or with --to chakra as a trace for each rank, in
-    the files OUT.0.et, OUT.1.et and so on. Both have no shares of different lengths and no reads of
-    peers' memory: such algorithms are refused.
+    the files OUT.0.et, OUT.1.et and so on, for a vector of --size. Both have no shares of different
+    lengths and no reads of peers' memory: such algorithms are refused.
 
     TABLE is a file of `unisono tune`. --to nccl, openmpi, ucc or mpich writes its choices for that
     library. Algorithms that the library does not have are left out and named. MPICH needs --base,
@@ -101,11 +101,10 @@ def _plans(collective: str, algorithm: str, size: int, params: Sequence[str]) ->
     return [definition.build(size, rank, 0, **arguments) for rank in range(size)]
 
 
-def _write_traces(out: Path | None, plans: Sequence[Plan], nbytes: str) -> None:
+def _write_traces(out: Path | None, plans: Sequence[Plan], nbytes: int) -> None:
     if out is None:
         raise UsageError("a trace of Chakra has a file for each rank: name their beginning by --out")
-    (size,) = parse_sizes(nbytes)[:1]
-    for rank, trace in enumerate(chakra_traces(plans, size // _ITEMSIZE, _ITEMSIZE)):
+    for rank, trace in enumerate(chakra_traces(plans, nbytes // _ITEMSIZE, _ITEMSIZE)):
         out.with_name(f"{out.name}.{rank}.et").write_bytes(trace)
 
 

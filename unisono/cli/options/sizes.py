@@ -1,4 +1,4 @@
-"""The option for the bytes of a vector."""
+"""The option for the bytes of a vector, and the check of such options."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import click
 from unisono.options import parse_nbytes
 
 
-def _nbytes(context: click.Context, parameter: click.Parameter, text: str) -> int:
+def checked_nbytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """Return the bytes in the text of an option; None if the option is missing and has no default.
+
+    Raises:
+        BadParameter: the text is no size, such as 64M.
+    """
     try:
-        return parse_nbytes(text)
+        return None if text is None else parse_nbytes(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is not {error}.") from None
 
 
 nbytes_option = click.option(
-    "--size", "nbytes", default="1M", show_default=True, callback=_nbytes, help="Bytes of the vector."
+    "--size", "nbytes", default="1M", show_default=True, callback=checked_nbytes, help="Bytes of the vector."
 )

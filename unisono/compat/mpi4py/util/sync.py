@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from unisono.compat.mpi4py.communicators.window import Win
 from unisono.compat.mpi4py.futures.worker import BACKOFF_S, pauses
 from unisono.compat.mpi4py.values.info import INFO_NULL
 from unisono.compat.mpi4py.values.op import OPS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _T = TypeVar("_T")
 _FREE = 0  # the owner of a mutex that no rank holds
@@ -138,7 +141,21 @@ class Counter:
         self._cells.free()
 
 
-class Mutex:
+class _Acquired:
+    """An object that a with-block acquires when it begins and releases when it ends."""
+
+    acquire: Callable[..., bool]
+    release: Callable[..., None]
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Mutex(_Acquired):
     """A lock that one rank of a communicator holds.
 
     Args:
@@ -151,13 +168,6 @@ class Mutex:
         self.comm, self._recursive = comm, recursive
         self._owner = _Cells([_FREE], "q", comm, info)
         self._count = 0
-
-    def __enter__(self) -> Mutex:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
     def acquire(self, blocking: bool = True) -> bool:
         """Acquire the lock; return whether this rank holds it.
@@ -224,7 +234,7 @@ def require_held(mutex: Mutex) -> None:
         raise RuntimeError("this rank does not hold the mutex")
 
 
-class Condition:
+class Condition(_Acquired):
     """A condition variable: ranks wait for it, and are notified, while they hold its mutex.
 
     The first number of its window is the last ticket. The others are the tickets of the ranks that wait, or 0.
@@ -244,13 +254,6 @@ class Condition:
         comm = self._mutex.comm
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
         self._tickets = _Cells([0] * (1 + self._size), "q", comm, info)
-
-    def __enter__(self) -> Condition:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
     def acquire(self, blocking: bool = True) -> bool:
         """Acquire the mutex; see `Mutex.acquire`."""
@@ -320,7 +323,7 @@ class Condition:
             self._mutex.free()
 
 
-class Semaphore:
+class Semaphore(_Acquired):
     """A number of permits, of which a rank takes one or waits.
 
     Args:
@@ -339,13 +342,6 @@ class Semaphore:
         self._value, self._bounded = value, bounded
         self._counter = Counter(value, typecode="q", comm=comm, info=info)
         self._condition = Condition(recursive=False, comm=comm, info=info)
-
-    def __enter__(self) -> Semaphore:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
     def acquire(self, blocking: bool = True) -> bool:
         """Take a permit; return whether this rank got one.
