@@ -143,6 +143,7 @@ def levels(**changes: Any) -> dict[str, Any]:
         (levels(shape=[2, 2], size=5), r"levels\[0\]\.size: the shape \[2, 2\] has 4 parts, not 5"),
         (levels(shape=[0]), r"levels\[0\]\.shape: expected whole numbers"),
         (levels(hop_s="far"), r"levels\[0\]\.hop_s: expected seconds"),
+        (levels(hop_s=10**400), r"levels\[0\]\.hop_s: expected seconds"),
         (levels(slow=[[0, 2]]), r"levels\[0\]\.slow: expected \[\[part, factor\], …\], with 0 < factor ≤ 1"),
         (levels(slow=3), r"levels\[0\]\.slow: expected"),
         (levels(name="network"), "two of them have the same name"),
@@ -156,6 +157,17 @@ def test_invalid_topology_is_refused_with_the_field(document: Any, problem: str,
     file.write_text(json.dumps(document))
     with pytest.raises(UsageError, match=rf"the topology .*bad\.json: .*{problem}"):
         load(file)
+
+
+@pytest.mark.parametrize("fields", [{"shape": [2**40, 2**40]}, {"shape": [2**21, 2]}])
+def test_torus_of_more_connections_than_fit_in_memory_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"level 'host' has \d+ connections, and a topology may have 8388608 a level"):
+        described(levels(size=None, **fields)).over(4)
+
+
+def test_all_to_all_has_connections_only_for_parts_with_ranks() -> None:
+    topology = described(levels(size=2**70, join="all_to_all")).over(4)
+    assert path(topology, 0, 3)[2][2:] == ["host channel 3"]
 
 
 def test_unreadable_topology_file_error_says_where(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 JOINS = ("switch", "all_to_all", "torus")
 NO_RESOURCE = -1
+# For one level, so that a mistyped size is refused and does not fill the memory: a torus of 110 × 110 × 110 fits.
+MOST_CONNECTIONS = 1 << 23
 
 
 class Level(NamedTuple):
@@ -171,7 +173,7 @@ class Topology:
         capacities: list[Floats] = []
         for at, level in enumerate(self.levels):
             number = int(parts[at].max()) + 1
-            self._widths[at] = level.size or number
+            self._widths[at] = min(level.size or number, number)
             slow = np.ones(number)
             for part, factor in level.slow:
                 if part < number:
@@ -182,11 +184,13 @@ class Topology:
                 self._up[at] = self._add(capacities, f"out of {inside}", slow * capacity)
                 self._down[at] = self._add(capacities, f"into {inside}", slow * capacity)
             if level.join == "all_to_all":
+                _check_connections(level, number * self._widths[at])
                 capacity_of_way = np.repeat(slow * level.link.pairs, self._widths[at])
                 self._between[at] = self._add(capacities, f"{level.name} channel", capacity_of_way)
             elif level.join == "torus":
-                # A message may pass through parts of the grid that have no rank.
-                whole = np.pad(slow, (0, -number % level.size), constant_values=1.0)
+                idle = -number % level.size  # a message may pass through parts of the grid that have no rank
+                _check_connections(level, (number + idle) * 2 * len(level.shape))
+                whole = np.pad(slow, (0, idle), constant_values=1.0)
                 capacity_of_way = np.repeat(whole * level.link.pairs, 2 * len(level.shape))
                 self._between[at] = self._add(capacities, f"{level.name} link", capacity_of_way)
         self.capacities = np.concatenate(capacities)
@@ -219,6 +223,13 @@ class Topology:
             position = position + (end - place) * stride
             stride *= length
         return hops, columns
+
+
+def _check_connections(level: Level, count: int) -> None:
+    if count > MOST_CONNECTIONS:
+        raise UsageError(
+            f"the level {level.name!r} has {count} connections, and a topology may have {MOST_CONNECTIONS} a level"
+        )
 
 
 def flat(size: int, link: Link, **rates: Any) -> Topology:

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from math import inf, prod
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import UsageError
 from unisono.foundation.json_checks import parsed_json
-from unisono.tuning.machine.parameters import UNMEASURED, Curve, curve_from_json, link_from_json, link_to_json
+from unisono.tuning.machine.parameters import MOST, UNMEASURED, Curve, curve_from_json, link_from_json, link_to_json
 from unisono.tuning.machine.topology import JOINS, Level, Topology
 
 _OF_LEVEL = ("size", "join", "shape", "hop_s", "slow")
@@ -135,7 +135,7 @@ def _level(entry: object, where: str, is_outermost: bool) -> Level:
     if shape and size != prod(shape):
         raise UsageError(f"{where}.size: the shape {list(shape)} has {prod(shape)} parts, not {size}")
     hop_s = level_fields.pop("hop_s", 0.0)
-    if not isinstance(hop_s, (int, float)) or not 0 <= hop_s < inf:
+    if not isinstance(hop_s, (int, float)) or not 0 <= hop_s <= MOST:
         raise UsageError(f"{where}.hop_s: expected seconds, not {hop_s!r}")
     return Level(link.name, link, size, join, shape, hop_s, _slow(level_fields.pop("slow", []), f"{where}.slow"))
 
