@@ -83,7 +83,7 @@ def tests_for(backend: str) -> Any:
     return Forked
 
 
-class Outcomes(unittest.TestResult):
+class TorchOutcomes(unittest.TestResult):
     """The outcome of each test: "passed", "skipped", or the last lines of its error."""
 
     def __init__(self, file: Any) -> None:
@@ -113,7 +113,7 @@ def run(backend: str, word: str, ranks: int, outcomes: Path) -> None:
     case = tests_for(backend)
     suite = unittest.TestSuite(case(name) for name in unittest.TestLoader().getTestCaseNames(case) if word in name)
     with outcomes.open("w") as file:
-        suite.run(Outcomes(file))
+        suite.run(TorchOutcomes(file))
 
 
 def run_apart(backend: str, word: str, ranks: int) -> dict[str, str]:

@@ -30,7 +30,7 @@ _LEARNING_RATE, _MOMENTUM = 0.05, 0.9
 _COLUMNS = ("images_per_s", "accuracy", "images", "seconds")
 
 
-class _Setup(NamedTuple):
+class _HybridSettings(NamedTuple):
     """The settings of all ranks."""
 
     batch: int
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     images, step_s = round(options.epochs * _TRAINING_IMAGES), options.step_ms / 1e3
-    setup = _Setup(options.batch, images, step_s, options.slow, options.groups, options.staleness)
+    setup = _HybridSettings(options.batch, images, step_s, options.slow, options.groups, options.staleness)
     row = measure(options.ranks, setup, options.rounds)
     if options.json:
         sys.stdout.write(json.dumps(row) + "\n")
@@ -66,7 +66,7 @@ def main() -> None:
     sys.stdout.write(f"hybrid / synchronous: {row['ratio']:.2f} times the images per second\n")
 
 
-def measure(ranks: int, setup: _Setup, rounds: int) -> dict[str, Any]:
+def measure(ranks: int, setup: _HybridSettings, rounds: int) -> dict[str, Any]:
     """Return medians over rounds of both ways, the ratio of their images per second, and the settings."""
     from rich.console import Console
     from rich.progress import track
@@ -96,7 +96,7 @@ def _digits() -> tuple[Array, NDArray[np.int64]]:
 class _Trainer:
     """A network, its gradient on this rank's images, and the optimizer's velocity."""
 
-    def __init__(self, world: un.Communicator, sampler: ShardedSampler, setup: _Setup, data: Any) -> None:
+    def __init__(self, world: un.Communicator, sampler: ShardedSampler, setup: _HybridSettings, data: Any) -> None:
         random = np.random.default_rng(world.rank)
         self.model: dict[str, Array] = {
             "hidden.weight": random.normal(scale=0.18, size=(64, _HIDDEN)),
@@ -153,7 +153,7 @@ class _Trainer:
         return [pixels.T @ hidden_error, hidden_error.sum(0), hidden.T @ error, error.sum(0)]
 
 
-def _in_step(world: un.Communicator, setup: _Setup, data: Any) -> dict[str, float]:
+def _in_step(world: un.Communicator, setup: _HybridSettings, data: Any) -> dict[str, float]:
     """Train with all ranks in step."""
     trainer = _Trainer(world, ShardedSampler(_TRAINING_IMAGES, world.rank, world.size), setup, data)
     steps = -(-setup.images // (setup.batch * world.size))
@@ -164,7 +164,7 @@ def _in_step(world: un.Communicator, setup: _Setup, data: Any) -> dict[str, floa
     return trainer.result(began, steps * setup.batch * world.size)
 
 
-def _in_groups(world: un.Communicator, setup: _Setup, data: Any) -> dict[str, float]:
+def _in_groups(world: un.Communicator, setup: _HybridSettings, data: Any) -> dict[str, float]:
     """Train in groups. Each group takes its images from all images."""
     index, size = divmod(world.rank * setup.groups, world.size)[0], world.size // setup.groups
     sampler = ShardedSampler(_TRAINING_IMAGES, world.rank % size, size, seed=index)

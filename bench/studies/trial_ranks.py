@@ -73,7 +73,7 @@ class Trial(NamedTuple):
 # --- faults ----------------------------------------------------------------------------------------------------------
 
 
-class Fault(NamedTuple):
+class TrialFault(NamedTuple):
     """A fault, and the end that the library promises for calls after it.
 
     Attributes:
@@ -144,25 +144,25 @@ def _unplug(_: Any) -> None:
 
 
 _STOP = _send_signal(signal.SIGSTOP)
-_KILL = Fault(_send_signal(signal.SIGKILL), ("PeerLostError",), is_of_process=True)
+_KILL = TrialFault(_send_signal(signal.SIGKILL), ("PeerLostError",), is_of_process=True)
 
-FAULTS: dict[str, Fault] = {
-    "none": Fault(lambda _: None, is_of_process=True, kills=False),
+FAULTS: dict[str, TrialFault] = {
+    "none": TrialFault(lambda _: None, is_of_process=True, kills=False),
     "SIGKILL": _KILL,
     "SIGKILL, then shrink": _KILL._replace(bound_ms=350.0, resumes=True),
     "SIGTERM": _KILL._replace(plant=_send_signal(signal.SIGTERM)),
     "segmentation fault": _KILL._replace(plant=_send_signal(signal.SIGSEGV)),
     "Ctrl-C": _KILL._replace(plant=_send_signal(signal.SIGINT), errors=("AbortedError", "PeerLostError")),
-    "SIGSTOP and SIGCONT": Fault(_STOP, is_of_process=True, kills=False),
-    "SIGSTOP": Fault(
+    "SIGSTOP and SIGCONT": TrialFault(_STOP, is_of_process=True, kills=False),
+    "SIGSTOP": TrialFault(
         _STOP, ("CollectiveTimeoutError",), TIMEOUT_S * 1e3 + 100, timeout_s=TIMEOUT_S, is_of_process=True
     ),
-    "abort": Fault(_abort, ("AbortedError",), is_of_process=True),
-    "leaving": Fault(_leave, ("PeerLostError",)),
-    "another call": Fault(_disagree, ("MismatchError",), 1100.0),
-    "damaged result": Fault(_damage, ("CorruptionError",), kills=False, options={"verify_results": True}),
-    "reset connections": Fault(_reset_connections, is_of_process=True, is_of_host=True, kills=False),
-    "host cut off": Fault(_unplug, ("PeerLostError",), 3000.0, is_of_process=True, is_of_host=True, kills=False),
+    "abort": TrialFault(_abort, ("AbortedError",), is_of_process=True),
+    "leaving": TrialFault(_leave, ("PeerLostError",)),
+    "another call": TrialFault(_disagree, ("MismatchError",), 1100.0),
+    "damaged result": TrialFault(_damage, ("CorruptionError",), kills=False, options={"verify_results": True}),
+    "reset connections": TrialFault(_reset_connections, is_of_process=True, is_of_host=True, kills=False),
+    "host cut off": TrialFault(_unplug, ("PeerLostError",), 3000.0, is_of_process=True, is_of_host=True, kills=False),
 }
 # The faults that make sense for every library.
 COMMON_FAULTS = ("none", "SIGKILL", "segmentation fault", "SIGSTOP and SIGCONT", "SIGSTOP", "leaving")

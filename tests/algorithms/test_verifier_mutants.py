@@ -181,7 +181,7 @@ def mutants_of(plans: Sequence[Plan], mistake: Callable[[Site], Plan | None], ch
 
 
 @dataclass(frozen=True)
-class Setting:
+class MutatedCall:
     """An algorithm, and the form of its call."""
 
     algorithm: Algorithm
@@ -213,11 +213,11 @@ class Setting:
 
 
 @st.composite
-def settings_of_calls(draw: st.DrawFn) -> Setting:
+def settings_of_calls(draw: st.DrawFn) -> MutatedCall:
     algorithm = draw(st.sampled_from(ALL))
     size = draw(st.sampled_from([size for size in range(2, 10) if algorithm.supports(size) is None]))
     root = draw(st.integers(0, size - 1)) if algorithm.collective in ROOTED else 0
-    return Setting(algorithm, size, root, draw(st.integers(1, 3)), algorithm.varying and draw(st.booleans()))
+    return MutatedCall(algorithm, size, root, draw(st.integers(1, 3)), algorithm.varying and draw(st.booleans()))
 
 
 mistakes, choices = st.sampled_from(MISTAKES), st.randoms(use_true_random=False)
@@ -233,7 +233,7 @@ def test_accepted_mutants_compute_right_results_on_every_schedule(
 
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @given(setting=settings_of_calls(), mistake=mistakes, choice=choices)
-    def try_one(setting: Setting, mistake: Callable[[Site], Plan | None], choice: Random) -> None:
+    def try_one(setting: MutatedCall, mistake: Callable[[Site], Plan | None], choice: Random) -> None:
         mutants = mutants_of(setting.plans(), mistake, choice)
         tally["tried"] += 1
         try:

@@ -12,7 +12,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 from unisono.cli.commands import doctor
-from unisono.cli.machine.checks import CHECKS, PACKAGES, Check, Finding, Package, look_for, run_checks
+from unisono.cli.machine.checks import CHECKS, PACKAGES, Check, CheckResult, Package, look_for, run_checks
 from unisono.cli.machine.means import LAUNCHERS, STORES, TRANSPORTS, Means, judged
 from unisono.options import FIELDS
 
@@ -75,12 +75,12 @@ def test_doctor_judges_each_transport_launcher_and_store(report: dict[str, Any])
 def test_means_is_unusable_for_the_first_reason_and_with_its_remedy() -> None:
     means = [Means("ucx", ("native core", "ucxx"), "between hosts"), Means("x", (), "nothing", "absent-x", "get x")]
     findings = {
-        "native core": Finding("native core", True, "loaded", required=True),
-        "ucxx": Finding("ucxx", False, "not installed", "pip install ucxx"),
+        "native core": CheckResult("native core", True, "loaded", required=True),
+        "ucxx": CheckResult("ucxx", False, "not installed", "pip install ucxx"),
     }
     assert judged(means, findings) == [
-        Finding("ucx", False, "ucxx: not installed", "pip install ucxx"),
-        Finding("x", False, "there is no executable absent-x", "get x"),
+        CheckResult("ucx", False, "ucxx: not installed", "pip install ucxx"),
+        CheckResult("x", False, "there is no executable absent-x", "get x"),
     ]
 
 
@@ -123,7 +123,7 @@ def test_failed_required_check_says_why_and_makes_the_report_unhealthy(monkeypat
     assert not finding.usable
     consequence = "Unisono cannot be used without it: ranks need it"
     assert finding.detail == f"PermissionError: [Errno 1] Operation not permitted: {consequence}"
-    assert not doctor.Report({}, [finding], [], [], [], [], [], [], "", "").healthy
+    assert not doctor.Diagnosis({}, [finding], [], [], [], [], [], [], "", "").healthy
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_doctor_is_healthy_without_pidfds(monkeypatch: pytest.MonkeyPatch, lack:
     findings = run_checks()
     match = next(finding for finding in findings if finding.subject == "process watching")
     assert match.detail.startswith(f"OSError: pidfd_open fails ({why}): launchers look")
-    assert doctor.Report({}, findings, [], [], [], [], [], [], "", "").healthy
+    assert doctor.Diagnosis({}, findings, [], [], [], [], [], [], "", "").healthy
 
 
 def test_doctor_does_not_import_packages_from_the_current_folder(

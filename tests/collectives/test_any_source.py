@@ -62,7 +62,7 @@ def run_model(executor: Any, sent: Sent, windows: list[tuple[Wanted, list[Wanted
     It posts windows of receives, each after a probe, and at the end receives all other messages.
     """
     if executor.rank == 0:
-        model = Model(executor, sent, in_order)
+        model = InboxModel(executor, sent, in_order)
         for probed, window in windows:
             model.probe(probed)
             model.receive(window)
@@ -84,7 +84,7 @@ def accepts(want: Wanted, source: int, tag: int) -> bool:
     return want[0] in (None, source) and want[1] in (None, tag)
 
 
-class Model:
+class InboxModel:
     """The messages that rank 0 has not received yet, and the checks of probes and receives against them."""
 
     def __init__(self, executor: Any, sent: Sent, in_order: bool) -> None:

@@ -1,6 +1,6 @@
 """Random programs of calls on several communicators.
 
-Calls are in flight together, and ranks wait for them in any order.
+CallProgram are in flight together, and ranks wait for them in any order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ GROUPED = st.one_of(COLLECTIVE, SEND, BARRIER).map(
 )
 
 
-class Calls(RuleBasedStateMachine):
+class CallProgram(RuleBasedStateMachine):
     """Makes up a program step by step. At the end, all ranks run it."""
 
     ranks: Any
@@ -176,7 +176,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def make_calls(ranks: Any, most: int) -> None:
-    machine = type("Machine", (Calls,), {"ranks": ranks})
+    machine = type("Machine", (CallProgram,), {"ranks": ranks})
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -72,7 +72,7 @@ WAYS = ("new", "out", "in place", "later", "plan", "plan later", "list", "group"
 
 
 @dataclass(frozen=True)
-class Case:
+class CustomOpCall:
     """A call and the way of making it.
 
     `is_whole` says whether each rank combines all elements or a share; None leaves it open.
@@ -90,11 +90,11 @@ class Case:
     seed: int
 
 
-def cases(collective: str) -> st.SearchStrategy[Case]:
-    def of(function: str) -> st.SearchStrategy[Case]:
+def cases(collective: str) -> st.SearchStrategy[CustomOpCall]:
+    def of(function: str) -> st.SearchStrategy[CustomOpCall]:
         is_vector = collective in WHOLE
         return st.builds(
-            Case,
+            CustomOpCall,
             collective=st.just(collective),
             function=st.just(function),
             dtype=st.sampled_from(FUNCTIONS[function][2]),
@@ -110,7 +110,7 @@ def cases(collective: str) -> st.SearchStrategy[Case]:
     return st.sampled_from(sorted(FUNCTIONS)).flatmap(of)
 
 
-def contributions(case: Case, size: int) -> list[Any]:
+def contributions(case: CustomOpCall, size: int) -> list[Any]:
     """Return the contributions of all ranks, with two dimensions and many zeros."""
     random = np.random.default_rng(case.seed)
     counted = case.collective == "reduce_scatterv"
@@ -131,7 +131,7 @@ def combined(fn: Callable[[Any, Any], Any], a: Any, *b: Any) -> Any:
     return np.asarray(fn(a.reshape(-1), b[0].reshape(-1))).reshape(a.shape).copy() if b and a.size else a
 
 
-def expected(case: Case, xs: Sequence[Any], rank: int) -> Any:
+def expected(case: CustomOpCall, xs: Sequence[Any], rank: int) -> Any:
     """Return the expected result of a rank; None if it has no result."""
     fn, size = FUNCTIONS[case.function][0], len(xs)
     if case.collective in PREFIXES:
@@ -146,7 +146,7 @@ def expected(case: Case, xs: Sequence[Any], rank: int) -> Any:
     return total[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
-def made(world: Any, case: Case, x: Any) -> Any:
+def made(world: Any, case: CustomOpCall, x: Any) -> Any:
     """Make a call in the way of the case; return its result. The call may overwrite `x`."""
     fn, commutative, _ = FUNCTIONS[case.function]
     op = un.Op.from_function(fn, commutative)
@@ -176,7 +176,7 @@ def made(world: Any, case: Case, x: Any) -> Any:
     return [works[0].result(), works[2].result()]
 
 
-def check(world: Any, case: Case) -> None:
+def check(world: Any, case: CustomOpCall) -> None:
     if case.is_whole is not None:
         draft = draft_whole if case.is_whole else draft_shared
         world._checker.reducer._cheapest = lambda kind: draft(kind, world.size, world.rank)
@@ -200,7 +200,7 @@ def check(world: Any, case: Case) -> None:
         np.testing.assert_array_equal(xs[world.rank], before)
 
 
-def check_fresh(world: Any, case: Case) -> None:
+def check_fresh(world: Any, case: CustomOpCall) -> None:
     """Check a case on a new communicator, which has not yet chosen the way of carrying out such calls."""
     with world.dup() as fresh:
         check(fresh, case)

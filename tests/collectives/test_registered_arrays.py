@@ -40,7 +40,7 @@ def way(request: pytest.FixtureRequest) -> str:
 two = ranks_fixture((2, "cuda_ipc,shm"))
 
 
-class Copies:
+class CountedCopies:
     """Counts the copies that a double is asked for in a with-block, in bytes."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Copies:
 
         self._patch = mock.patch.object(DeviceDouble, "copy", counted)
 
-    def __enter__(self) -> Copies:
+    def __enter__(self) -> CountedCopies:
         self._patch.start()
         return self
 
@@ -112,7 +112,7 @@ def planned(
                     plan = comm.plan(name, x, out=out, algorithm=algorithm)
                 else:
                     filled(gpu, x, values[world.rank])
-                with Copies() as copies:
+                with CountedCopies() as copies:
                     plan()
                 copied.append(copies.nbytes)
                 wrong += [] if (elements(gpu, out) == expected).all() else [f"turn {turn}"]

@@ -47,7 +47,7 @@ DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @dataclass(frozen=True)
-class Block:
+class DocumentBlock:
     """A block of Python in a document. `reason` says why it is not run, if it is not."""
 
     document: Path
@@ -63,10 +63,10 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def blocks_of(document: Path) -> list[Block]:
+def blocks_of(document: Path) -> list[DocumentBlock]:
     text = document.read_text()
     return [
-        Block(document, text.count("\n", 0, match.start("code")) + 1, match["code"], match["reason"])
+        DocumentBlock(document, text.count("\n", 0, match.start("code")) + 1, match["code"], match["reason"])
         for match in BLOCK.finditer(text)
     ]
 
@@ -76,7 +76,7 @@ PROGRAMS = [block for block in BLOCKS if ">>>" not in block.code]
 
 
 @pytest.mark.parametrize("block", PROGRAMS, ids=str)
-def test_a_program_in_a_document_runs(block: Block, tmp_path: Path) -> None:
+def test_a_program_in_a_document_runs(block: DocumentBlock, tmp_path: Path) -> None:
     compile(block.code, str(block), "exec")
     if block.reason is None:
         program = tmp_path / "program.py"

@@ -110,7 +110,7 @@ def test_torch_survivors_name_a_rank_that_dies_in_backward(tmp_path: Path) -> No
         assert "rank 2 died" in text
 
 
-class Ended:
+class FinishedWork:
     """A call that has ended, for a `Work`."""
 
     def done(self) -> bool:
@@ -129,7 +129,7 @@ def test_future_ends_with_an_error_when_the_result_cannot_be_copied() -> None:
     def fail() -> None:
         raise RuntimeError("no memory left")
 
-    future = Work(Ended(), [], fail, WorkKeeper()).get_future()
+    future = Work(FinishedWork(), [], fail, WorkKeeper()).get_future()
     assert eventually(future.done)
     with pytest.raises(RuntimeError, match="no memory left"):
         future.wait()
@@ -145,7 +145,7 @@ def test_work_held_by_cpp_still_answers_after_python_has_dropped_it(elements: in
     keeper, tensor = WorkKeeper(), torch.ones(elements)
 
     def held_by_cpp(tensor: Any) -> Any:
-        work = Work(Ended(), [tensor], lambda: None, keeper)
+        work = Work(FinishedWork(), [tensor], lambda: None, keeper)
         work.wait()
         return work.boxed()
 

@@ -34,7 +34,7 @@ from unisono.errors import PlanError, RendezvousError, UnisonoError, UsageError
 from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import parsed_json
 from unisono.launchers import pool_protocol, root_cause, ssh_protocol
-from unisono.launchers.process import Share
+from unisono.launchers.process import JobPart
 from unisono.launchers.ssh_job import SshJob
 from unisono.options import FIELDS, LAUNCHER_VARIABLES, Options, unknown_variables, variable
 from unisono.postmortem import torch_layout
@@ -423,7 +423,7 @@ class _Agent(NamedTuple):
     host: str
 
 
-_AGENT = _Agent(Share(0, 2, 2), range(2), "h")
+_AGENT = _Agent(JobPart(0, 2, 2), range(2), "h")
 
 
 def collect_message(data: bytes) -> None:

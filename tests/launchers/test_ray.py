@@ -27,7 +27,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-class Member:
+class NewActor:
     """An actor that knows nothing of Unisono before it is called."""
 
     def __init__(self, rank: int) -> None:
@@ -61,7 +61,7 @@ class Member:
 
 
 def actors(count: int) -> list[Any]:
-    return [ray.remote(num_cpus=0.5)(Member).remote(rank) for rank in range(count)]
+    return [ray.remote(num_cpus=0.5)(NewActor).remote(rank) for rank in range(count)]
 
 
 def summed(world: un.Communicator, value: float = 1.0) -> tuple[int, float]:

@@ -25,7 +25,7 @@ from support.ports import free_port
 import unisono as un
 from unisono.bench.namespaces import address, inside, network
 from unisono.launchers.job_store import LauncherNode, NodeStore
-from unisono.launchers.process import Share
+from unisono.launchers.process import JobPart
 from unisono.launchers.ssh_protocol import BEGINNING, TO_LAUNCHER, MessageCutter, ProtocolError, encoded
 from unisono.transports.rendezvous.stores import PrefixStore
 
@@ -328,7 +328,7 @@ def test_store_stays_until_a_slow_launcher_has_read_that_it_may_start(
         if number:
             slow.by_s = 0.5
         try:
-            NodeStore(node, Share(number, 1, counts[number]), DEADLINE_S).close()
+            NodeStore(node, JobPart(number, 1, counts[number]), DEADLINE_S).close()
         except un.UsageError as error:
             return str(error)
         return ""

@@ -98,7 +98,7 @@ def test_write_accepts_a_gzip_stream(tmp_path: Path) -> None:
     assert gzip.decompress((tmp_path / "file").read_bytes()) == b"text"
 
 
-class Broken(io.StringIO):
+class BrokenPipe(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError
 
@@ -109,7 +109,7 @@ def closed() -> TextIO:
     return stream
 
 
-@pytest.mark.parametrize("stream", [None, Broken(), closed()])
+@pytest.mark.parametrize("stream", [None, BrokenPipe(), closed()])
 def test_write_drops_text_for_a_missing_broken_or_closed_stream(stream: TextIO | None) -> None:
     streams.write(stream, "text")
 

@@ -26,7 +26,7 @@ _AGENT = (
 _END_S = 40.0
 
 
-class Ended(NamedTuple):
+class TorchrunResult(NamedTuple):
     """The output of all ranks, and their reports in the order of ranks."""
 
     output: str
@@ -38,7 +38,9 @@ def report(**facts: Any) -> None:
     Path(f"rank-{os.environ['RANK']}.json").write_text(json.dumps(facts))
 
 
-def torchrun(program: Path, folder: Path, *words: str, ranks: int = 2, agents: int = 1, restarts: int = 0) -> Ended:
+def torchrun(
+    program: Path, folder: Path, *words: str, ranks: int = 2, agents: int = 1, restarts: int = 0
+) -> TorchrunResult:
     """Run a program on the ranks of one or several agents; return once all agents have ended well.
 
     Args:
@@ -59,7 +61,7 @@ def torchrun(program: Path, folder: Path, *words: str, ranks: int = 2, agents: i
             _end(processes)
     assert [process.returncode for process in processes] == [0] * agents, "\n".join(errors for _, errors in written)
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
-    return Ended("".join(output for output, _ in written), reports)
+    return TorchrunResult("".join(output for output, _ in written), reports)
 
 
 def _options(ranks: int, agents: int, restarts: int) -> list[str]:

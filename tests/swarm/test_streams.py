@@ -40,7 +40,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "_DIAL_S", HEARTBEAT_S)
 
 
-class Process:
+class StreamProcess:
     """A process of a swarm, as far as streams know it. It answers each request with the bytes that follow it."""
 
     def __init__(self, name: str, *, can_be_dialled: bool) -> None:
@@ -62,12 +62,12 @@ class Process:
             return {"can_dial": self.routes.reaches(Member(**request["from"]))}, NOTHING
         return {}, payload
 
-    def way_to(self, other: Process) -> tuple[str, str | None]:
+    def way_to(self, other: StreamProcess) -> tuple[str, str | None]:
         """Return the kind of the way to another process, and the name of the relay."""
         (way,) = self.routes.ways([other.me])
         return way.kind, way.relay and way.relay.name
 
-    def ask(self, other: Process, payload: bytes = SECRET) -> bytes:
+    def ask(self, other: StreamProcess, payload: bytes = SECRET) -> bytes:
         """Let another process return some bytes."""
         return self.caller.ask(other.me, {"do": "echo"}, DEADLINE_S, payload)[1]
 
@@ -78,15 +78,15 @@ class Process:
 
 
 @contextlib.contextmanager
-def processes(**can_be_dialled: bool) -> Iterator[list[Process]]:
+def processes(**can_be_dialled: bool) -> Iterator[list[StreamProcess]]:
     with contextlib.ExitStack() as stack:
-        made = [Process(name, can_be_dialled=value) for name, value in can_be_dialled.items()]
+        made = [StreamProcess(name, can_be_dialled=value) for name, value in can_be_dialled.items()]
         for process in made:
             stack.callback(process.close)
         yield made
 
 
-def meet(*members: Process) -> None:
+def meet(*members: StreamProcess) -> None:
     """Let processes ping each other until each has a way to all others."""
 
     def have_met() -> bool:
@@ -98,7 +98,7 @@ def meet(*members: Process) -> None:
     assert eventually(have_met)
 
 
-def stream_to(process: Process) -> socket.socket:
+def stream_to(process: StreamProcess) -> socket.socket:
     return streams.open_stream(DIALLER, "127.0.0.1", process.port, DEADLINE_S)
 
 

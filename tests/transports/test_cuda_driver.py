@@ -413,7 +413,7 @@ def test_doctor_says_that_a_driver_has_no_pools(monkeypatch: pytest.MonkeyPatch)
     assert details["GPU memory"].startswith("results are allocated and freed by a thread")
 
 
-class Held:
+class HeldCopy:
     """Work of a stream that copies between two pieces of memory when a flag is raised."""
 
     def __init__(self, device: Any, stream: Stream, *, pooled: bool) -> None:
@@ -445,7 +445,7 @@ def test_memory_is_given_behind_events_although_the_stream_may_have_ended(
     device: Any, pooled: bool, ends_stream: bool
 ) -> None:
     stream = device.new_stream()
-    held, more = Held(device, stream, pooled=pooled), device.new_event()
+    held, more = HeldCopy(device, stream, pooled=pooled), device.new_event()
     device.record(more, LEGACY_STREAM)
     if ends_stream:
         device.end_stream(stream)
@@ -460,7 +460,7 @@ def test_memory_is_given_behind_events_although_the_stream_may_have_ended(
 def test_memory_of_unknown_users_is_given_behind_all_work(
     monkeypatch: pytest.MonkeyPatch, device: Any, stream: Stream, pooled: bool, version: tuple[int, int]
 ) -> None:
-    held = Held(device, stream, pooled=pooled)
+    held = HeldCopy(device, stream, pooled=pooled)
     monkeypatch.setattr(device._driver, "version", version)
     device.give(held.memory, None)
     assert held.is_kept()
@@ -468,10 +468,10 @@ def test_memory_of_unknown_users_is_given_behind_all_work(
 
 
 def test_memory_of_unknown_users_does_not_wait_for_later_work(device: Any, stream: Stream) -> None:
-    held = Held(device, stream, pooled=False)
+    held = HeldCopy(device, stream, pooled=False)
     device.give(held.memory, None)
     assert held.is_kept()
-    later = Held(device, device.new_stream(), pooled=False)
+    later = HeldCopy(device, device.new_stream(), pooled=False)
     held.end()
     device.give(later.memory, [later.event])
     later.end()

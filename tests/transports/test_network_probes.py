@@ -35,7 +35,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
         return dialled, server.accept()[0]
 
 
-class Hosts:
+class ProbingHosts:
     """The first ranks of hosts, as threads. `refusing` cannot be dialled."""
 
     def __init__(self, refusing: int | None = None) -> None:
@@ -96,7 +96,7 @@ def test_hosts_do_not_measure_when(round_trips_s: list[float], hosts: int, remai
 
 
 def test_rank_0_has_the_round_trips_and_rates_of_all_pairs() -> None:
-    network, *others = Hosts().measure(SOON)
+    network, *others = ProbingHosts().measure(SOON)
     assert others == [None, None]
     assert network is not None
     assert Network.of(json.loads(json.dumps(network._asdict()))) == network
@@ -112,13 +112,13 @@ def test_rank_0_has_the_round_trips_and_rates_of_all_pairs() -> None:
 @pytest.mark.parametrize(
     ("hosts", "terms", "ranks"),
     [
-        pytest.param(Hosts(refusing=2), SOON._replace(limit_s=2.0), LEADERS, id="a host cannot be dialled"),
-        pytest.param(Hosts(), SOON._replace(limit_s=0.5), LEADERS[:-1], id="a host does not come"),
-        pytest.param(Hosts(), SOON._replace(limit_s=0.5), LEADERS[1:], id="rank 0 does not come"),
+        pytest.param(ProbingHosts(refusing=2), SOON._replace(limit_s=2.0), LEADERS, id="a host cannot be dialled"),
+        pytest.param(ProbingHosts(), SOON._replace(limit_s=0.5), LEADERS[:-1], id="a host does not come"),
+        pytest.param(ProbingHosts(), SOON._replace(limit_s=0.5), LEADERS[1:], id="rank 0 does not come"),
     ],
 )
 def test_no_host_waits_and_none_has_a_network_when_one_fails(
-    hosts: Hosts, terms: Appointment, ranks: list[int]
+    hosts: ProbingHosts, terms: Appointment, ranks: list[int]
 ) -> None:
     assert hosts.measure(terms, ranks) == [None] * len(ranks)
     for probes in hosts.probes.values():

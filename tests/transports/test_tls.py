@@ -48,7 +48,7 @@ Say = Callable[[Any], None]
 # --- connections -----------------------------------------------------------------------------------------------------
 
 
-class Acceptor:
+class RecordingListener:
     """A listener of rank 0, and the connections that it has delivered."""
 
     def __init__(self, policy: TlsPolicy) -> None:
@@ -82,7 +82,7 @@ def connected(policy: TlsPolicy, addresses: Addresses, *, use_unix: bool = False
     return dial(DialingRank(KEY, JOB, 0, 1, policy), target, DEADLINE_S)[0]
 
 
-def assert_serves(acceptor: Acceptor, policy: TlsPolicy) -> None:
+def assert_serves(acceptor: RecordingListener, policy: TlsPolicy) -> None:
     """Assert that a rank can connect, and that both ends receive what the other sends."""
     with connected(policy, acceptor.addresses) as ours, acceptor.next() as theirs:
         for sender, receiver in ((ours, theirs), (theirs, ours)):
@@ -127,15 +127,15 @@ class Relay:
 
 
 @pytest.fixture
-def acceptor() -> Iterator[Acceptor]:
-    with contextlib.closing(Acceptor(TlsPolicy("on"))) as opened:
+def acceptor() -> Iterator[RecordingListener]:
+    with contextlib.closing(RecordingListener(TlsPolicy("on"))) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_relay_between_two_ranks_sees_their_bytes_only_without_tls(mode: str) -> None:
     with contextlib.ExitStack() as stack:
-        acceptor = stack.enter_context(contextlib.closing(Acceptor(TlsPolicy(mode))))
+        acceptor = stack.enter_context(contextlib.closing(RecordingListener(TlsPolicy(mode))))
         relay = Relay((acceptor.addresses.tcp_host, acceptor.addresses.tcp_port))
         stack.callback(relay.close)
         by_relay = dataclasses.replace(acceptor.addresses, tcp_port=relay.port)
@@ -148,7 +148,7 @@ def test_relay_between_two_ranks_sees_their_bytes_only_without_tls(mode: str) ->
 
 
 def test_loopback_and_unix_sockets_have_no_tls_by_default() -> None:
-    with contextlib.closing(Acceptor(TlsPolicy("auto"))) as acceptor:
+    with contextlib.closing(RecordingListener(TlsPolicy("auto"))) as acceptor:
         for use_unix in (False, True):
             with connected(TlsPolicy("auto"), acceptor.addresses, use_unix=use_unix) as ours, acceptor.next() as theirs:
                 assert not isinstance(ours, TlsSocket)
@@ -172,7 +172,7 @@ def test_addresses_of_loopback_and_private_networks_need_no_tls(address: str, is
 def test_ranks_that_disagree_on_tls_both_learn_why(on_acceptor: str, caplog: pytest.LogCaptureFixture) -> None:
     on_dialer = "off" if on_acceptor == "on" else "on"
     caplog.set_level(logging.DEBUG, "unisono")
-    with contextlib.closing(Acceptor(TlsPolicy(on_acceptor))) as acceptor:
+    with contextlib.closing(RecordingListener(TlsPolicy(on_acceptor))) as acceptor:
         needs = "the other side needs" if on_acceptor == "on" else "this side needs"
         with pytest.raises(TransportUnavailableError, match=f"{needs} TLS for this connection"):
             connected(TlsPolicy(on_dialer), acceptor.addresses)
@@ -187,7 +187,7 @@ def test_a_rank_learns_that_there_is_no_openssl_on_either_end(monkeypatch: pytes
 
     monkeypatch.setattr(tls, "_is_exposed", lambda _: True)
     on_dialer, on_acceptor = (WithoutOpenssl if lacks == end else TlsPolicy for end in ("dialer", "acceptor"))
-    with contextlib.closing(Acceptor(on_acceptor("auto"))) as acceptor:
+    with contextlib.closing(RecordingListener(on_acceptor("auto"))) as acceptor:
         reason = "cannot be used: no OpenSSL" if lacks == "dialer" else "the other side has tls='off' or no OpenSSL"
         with pytest.raises(TransportUnavailableError, match=reason):
             connected(on_dialer("auto"), acceptor.addresses)
@@ -205,7 +205,7 @@ def test_connection_that_its_peer_has_reset_is_an_error_of_that_kind() -> None:
 
 def test_an_exposed_connection_has_tls_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "_is_exposed", lambda _: True)
-    with contextlib.closing(Acceptor(TlsPolicy("auto"))) as acceptor:
+    with contextlib.closing(RecordingListener(TlsPolicy("auto"))) as acceptor:
         with connected(TlsPolicy("auto"), acceptor.addresses) as ours, acceptor.next() as theirs:
             assert isinstance(ours, TlsSocket)
             assert isinstance(theirs, TlsSocket)
@@ -213,7 +213,7 @@ def test_an_exposed_connection_has_tls_by_default(monkeypatch: pytest.MonkeyPatc
             connected(TlsPolicy("off"), acceptor.addresses)
 
 
-def authenticated(acceptor: Acceptor) -> socket.socket:
+def authenticated(acceptor: RecordingListener) -> socket.socket:
     """Return a connection on which TLS must begin, because the handshake of Unisono is complete."""
     sock = socket.create_connection((acceptor.addresses.tcp_host, acceptor.addresses.tcp_port), DEADLINE_S)
     features = TlsPolicy("on").features(sock)
@@ -225,7 +225,7 @@ def authenticated(acceptor: Acceptor) -> socket.socket:
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(5000), b"\x16\x03\x01\x00\x05hello"])
-def test_garbage_instead_of_tls_ends_only_its_own_connection(acceptor: Acceptor, garbage: bytes) -> None:
+def test_garbage_instead_of_tls_ends_only_its_own_connection(acceptor: RecordingListener, garbage: bytes) -> None:
     with authenticated(acceptor) as sock:
         sock.sendall(garbage)
         with contextlib.suppress(ConnectionResetError):
@@ -235,7 +235,7 @@ def test_garbage_instead_of_tls_ends_only_its_own_connection(acceptor: Acceptor,
 
 
 def test_silence_instead_of_tls_ends_in_time_and_holds_up_nobody(
-    acceptor: Acceptor, monkeypatch: pytest.MonkeyPatch
+    acceptor: RecordingListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT_S", 0.5)
     with authenticated(acceptor) as sock:
@@ -246,7 +246,10 @@ def test_silence_instead_of_tls_ends_in_time_and_holds_up_nobody(
 
 def test_a_process_without_the_key_cannot_take_over_the_end_of_a_handshake() -> None:
     """A process between two ranks forwards their HELLOs and proofs, and begins TLS of its own with the dialer."""
-    with contextlib.closing(Acceptor(TlsPolicy("on"))) as acceptor, socket.create_server(("127.0.0.1", 0)) as middle:
+    with (
+        contextlib.closing(RecordingListener(TlsPolicy("on"))) as acceptor,
+        socket.create_server(("127.0.0.1", 0)) as middle,
+    ):
         succeeded = []
 
         def take_over() -> None:
@@ -326,7 +329,7 @@ def test_the_core_ends_a_link_with_tls_while_python_holds_the_interpreter_lock()
 
 def test_ranks_with_certificates_of_one_authority_connect(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "a")
-    with contextlib.closing(Acceptor(authority.policy("acceptor"))) as acceptor:
+    with contextlib.closing(RecordingListener(authority.policy("acceptor"))) as acceptor:
         assert_serves(acceptor, authority.policy("dialer"))
 
 
@@ -343,7 +346,7 @@ def test_wrong_certificates_are_refused_with_the_reason(tmp_path: Path, case: st
         "other authority": (other.policy("other", trusts=own), right, "unknown ca|decrypt error"),
         "no certificate": (TlsPolicy("on"), right, "TLS failed"),
     }[case]
-    with contextlib.closing(Acceptor(on_acceptor)) as acceptor:
+    with contextlib.closing(RecordingListener(on_acceptor)) as acceptor:
         with pytest.raises(TransportUnavailableError, match=reason):
             connected(on_dialer, acceptor.addresses)
         assert acceptor.delivered.empty()

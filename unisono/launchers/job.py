@@ -34,7 +34,7 @@ from unisono.errors import UsageError
 from unisono.foundation.forks import closed_in_child
 from unisono.foundation.processes import exit_statuses_kept
 from unisono.launchers.job_store import JobStore
-from unisono.launchers.process import BINDINGS, Command, Exit, LocalPlace, RankProcess, Share, rank_environment
+from unisono.launchers.process import BINDINGS, Command, Exit, JobPart, LocalPlace, RankProcess, rank_environment
 from unisono.options import variable
 from unisono.transports.host.fd_limit import lift_limit_of_files
 
@@ -86,7 +86,7 @@ class LocalJob:
         environ: Mapping[str, str] | None = None,
         on_loss: OnLoss | None = None,
         max_restarts: int = 0,
-        share: Share | None = None,
+        share: JobPart | None = None,
         store: Callable[[], JobStore] = JobStore,
     ) -> None:
         """Prepare a job with one rank per command. `run` starts it.
@@ -115,7 +115,7 @@ class LocalJob:
         self.alone: list[int] = []
         self.whereabouts: list[str] = []
         self._job = ""
-        self._share = share or Share(0, len(commands), len(commands))
+        self._share = share or JobPart(0, len(commands), len(commands))
         self._open_store = store
         self._commands = dict(zip(self._share.ranks, commands, strict=True))
         self._observer = observer

@@ -29,7 +29,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.foundation.forks import closed_in_child
 from unisono.foundation.json_checks import checked, parsed_json
 from unisono.foundation.records import record
-from unisono.launchers.process import Exit, Meeting, Share, above_standard_streams
+from unisono.launchers.process import Exit, JobPart, Meeting, above_standard_streams
 from unisono.options import variable
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, open_waiting_place, serving_host
@@ -163,7 +163,7 @@ class NodeStore(JobStore):
     """The store of a job whose ranks several launchers start, as one of these launchers uses it."""
 
     def __init__(
-        self, node: LauncherNode, share: Share, timeout_s: float, on_open: Callable[[str], object] = lambda url: None
+        self, node: LauncherNode, share: JobPart, timeout_s: float, on_open: Callable[[str], object] = lambda url: None
     ) -> None:
         """Open the store, and wait until all launchers have; that of node 0 serves it.
 

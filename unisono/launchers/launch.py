@@ -20,7 +20,7 @@ from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.foundation.uncopyable import uncopyable
 from unisono.launchers.job import require_open_files
 from unisono.launchers.pool_processes import OnOutput, PoolProcesses
-from unisono.launchers.pool_protocol import Setup, Task, by_value, encoded
+from unisono.launchers.pool_protocol import PoolCall, RankSetup, by_value, encoded
 from unisono.options import Options
 
 
@@ -96,9 +96,9 @@ class Pool:
         """Run ``fn(comm, *args)`` on every rank and return the results by rank. Raises the errors of `launch`."""
         deadline = Deadline(math.inf if timeout_s is None else checked_timeout_s(timeout_s))
         with by_value(fn):
-            task = encoded(Task(fn, args))
+            task = encoded(PoolCall(fn, args))
         if self._processes is None:
-            setup = Setup(list(sys.path), self._options)
+            setup = RankSetup(list(sys.path), self._options)
             self._processes = PoolProcesses(self._size, setup, self._on_output, bind=self._bind, environ=self._environ)
             self._finalizer = weakref.finalize(self, self._processes.hang_up)
             self._finalizer.atexit = False

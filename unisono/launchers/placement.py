@@ -16,7 +16,7 @@ from unisono.errors import UsageError
 from unisono.foundation.records import record
 from unisono.launchers.job import LocalJob, Observer, OnLoss, require_open_files
 from unisono.launchers.job_store import LauncherNode, PeerNodeStore
-from unisono.launchers.process import Command, Exit, Share, own_stdin
+from unisono.launchers.process import Command, Exit, JobPart, own_stdin
 from unisono.launchers.ssh_job import Host, SshJob, hosts_in
 from unisono.options import Options, variable
 from unisono.transports.host.bind_address import address_for, is_numeric
@@ -144,7 +144,7 @@ class OnHosts:
 class OnOneOfSeveral:
     """The ranks of this machine, where a launcher runs on each of several machines."""
 
-    share: Share
+    share: JobPart
     number: int
     nodes: int
     store: str
@@ -175,7 +175,7 @@ class OnOneOfSeveral:
                 f"32 /dev/urandom > key), copy it to all machines, and set {variable('key_file')} to its path"
             )
         require_open_files(count)
-        return cls(Share(number * count, count, nodes * count), number, nodes, store, key)
+        return cls(JobPart(number * count, count, nodes * count), number, nodes, store, key)
 
     @property
     def ranks(self) -> range:

@@ -22,7 +22,7 @@ from unisono.foundation.forks import closed_in_child
 from unisono.foundation.processes import python_command
 from unisono.launchers.job import LocalJob
 from unisono.launchers.output import MergedOutput
-from unisono.launchers.pool_protocol import Failure, Inbox, Setup, Success, encoded
+from unisono.launchers.pool_protocol import Failure, Inbox, RankSetup, Success, encoded
 from unisono.launchers.process import Command, Exit, above_standard_streams
 from unisono.launchers.root_cause import CONSEQUENCES
 
@@ -64,7 +64,7 @@ class PoolProcesses:
     """Started ranks that run the same function at the same time."""
 
     def __init__(
-        self, size: int, setup: Setup, on_output: OnOutput | None, *, bind: str | None, environ: Mapping[str, str]
+        self, size: int, setup: RankSetup, on_output: OnOutput | None, *, bind: str | None, environ: Mapping[str, str]
     ) -> None:
         """Start `size` ranks. `run` raises an error of the start. Without `on_output`, their lines are printed.
 

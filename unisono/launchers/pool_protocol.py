@@ -25,7 +25,7 @@ _FRAMING = Framing(struct.Struct("!Q"))
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RankSetup:
     """The first message to a rank.
 
     Attributes:
@@ -38,7 +38,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PoolCall:
     """A call ``function(communicator, *arguments)``."""
 
     function: Callable[..., Any]

@@ -123,10 +123,10 @@ def signal_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class JobPart:
     """The ranks of a job that one launcher starts, all on its machine: `count` ranks from `first` on, of `size` in all.
 
-    The whole job is ``Share(0, size, size)``.
+    The whole job is ``JobPart(0, size, size)``.
     """
 
     first: int
@@ -151,12 +151,12 @@ class LocalPlace:
     """
 
     rank: int
-    share: Share
+    share: JobPart
     cores: tuple[int, ...]
     threads: int
 
     @classmethod
-    def of(cls, rank: int, share: Share, bind: str | None) -> LocalPlace:
+    def of(cls, rank: int, share: JobPart, bind: str | None) -> LocalPlace:
         """Return the place of `rank`.
 
         With `bind` "core", the r-th rank of this machine gets allowed core r modulo their number. With "numa", it gets

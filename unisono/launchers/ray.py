@@ -8,10 +8,10 @@ With four actors, the result of this program is a list of four times 4.0::
 Theory of operation. `communicator` is called by the driver. Any actor can be a rank, because Ray lets the driver call a
 function in the process of an actor (``__ray_call__``). The ticket of the job travels in the arguments of these calls.
 
-`Group` is made inside of actors, which know only a name in common. Rank 0 puts the ticket into Ray's internal key-value
-store, under a key with the id of Ray's job and the name of the group. It removes the ticket when all ranks have met or
-one has failed. A group that died may have left a ticket. Nobody answers at the store in it, so a rank that reads it
-looks again.
+`RayGroup` is made inside of actors, which know only a name in common. Rank 0 puts the ticket into Ray's internal key-
+value store, under a key with the id of Ray's job and the name of the group. It removes the ticket when all ranks have
+met or one has failed. A group that died may have left a ticket. Nobody answers at the store in it, so a rank that reads
+it looks again.
 """
 
 from __future__ import annotations
@@ -135,17 +135,17 @@ def current(name: str) -> Communicator:
 
 
 def register() -> None:
-    """Make `Group` the backend "unisono" of ``ray.util.collective`` in this process. A second call does nothing.
+    """Make `RayGroup` the backend "unisono" of ``ray.util.collective`` in this process. A second call does nothing.
 
     Ray asks for it in the driver and in each actor, before a group is created.
     """
     from ray.util.collective import backend_registry
 
     if not backend_registry._global_registry.is_registered(BACKEND):
-        register_collective_backend(BACKEND, Group)
+        register_collective_backend(BACKEND, RayGroup)
 
 
-class Group(BaseGroup):  # type: ignore[misc]
+class RayGroup(BaseGroup):  # type: ignore[misc]
     """A group of ``ray.util.collective`` over a communicator. It takes arrays of numpy and tensors of torch.
 
     Calls overwrite their arguments, as Ray's own groups do. `create_collective_group` and `init_collective_group` make

@@ -20,7 +20,7 @@ from unisono.errors import UnisonoError, UsageError
 from unisono.foundation import streams
 from unisono.launchers.job import LocalJob
 from unisono.launchers.job_store import LauncherNode, NodeStore
-from unisono.launchers.process import Command, Exit, Share, statistics_folder
+from unisono.launchers.process import Command, Exit, JobPart, statistics_folder
 from unisono.launchers.ssh_protocol import BEGINNING, TO_AGENT, ProtocolError, decoded, encoded
 from unisono.options import Options, variable
 from unisono.transports.host.bind_address import address_for
@@ -74,7 +74,7 @@ class _Agent:
         environ = {**os.environ, **task["environ"]}
         environ.setdefault(variable("bind_address"), _own_address())
         options = Options.from_environment(environ)
-        share = Share(task["first"], task["count"], task["size"])
+        share = JobPart(task["first"], task["count"], task["size"])
         address = address_for(options.bind_address)
         url = task["store"] or f"tcp://{f'[{address}]' if ':' in address else address}:0"
         secrets = bytes.fromhex(task["job"]), bytes.fromhex(task["key"])
@@ -99,7 +99,7 @@ class _Agent:
                 self._send_statistics(rank, Path(folder, f"rank-{rank}.jsonl"))
         self._send("done", {"late": job.late, "whereabouts": job.whereabouts})
 
-    def _meet(self, node: LauncherNode, share: Share, timeout_s: float) -> NodeStore:
+    def _meet(self, node: LauncherNode, share: JobPart, timeout_s: float) -> NodeStore:
         store = NodeStore(node, share, timeout_s, partial(self._send, "store"))
         self._met.set()
         return store

@@ -38,7 +38,7 @@ from unisono.foundation.forks import closed_in_child
 from unisono.foundation.processes import python_command
 from unisono.foundation.records import record
 from unisono.launchers.job import AFTER_FAILURE, READ_NBYTES, TICK_S, Observer, OnLoss
-from unisono.launchers.process import LOST_HOST, Exit, Share, signal_name
+from unisono.launchers.process import LOST_HOST, Exit, JobPart, signal_name
 from unisono.launchers.ssh_protocol import TO_LAUNCHER, MessageCutter, ProtocolError, encoded
 from unisono.options import LAUNCHER_VARIABLES, PREFIX, Options, variable
 
@@ -125,7 +125,7 @@ class SshJob:
         size = sum(host.count for host in hosts)
         firsts = [sum(host.count for host in hosts[:number]) for number in range(len(hosts))]
         self._agents = [
-            _Agent(number, host.name, Share(first, host.count, size))
+            _Agent(number, host.name, JobPart(first, host.count, size))
             for number, (host, first) in enumerate(zip(hosts, firsts, strict=True))
         ]
         self._requests: deque[Callable[[], None]] = deque()
@@ -384,7 +384,7 @@ class _Agent:
         living: the ranks that run.
     """
 
-    def __init__(self, number: int, host: str, share: Share) -> None:
+    def __init__(self, number: int, host: str, share: JobPart) -> None:
         self.number, self.host, self.share = number, host, share
         self.process: subprocess.Popen[bytes] | None = None
         self.messages = MessageCutter(TO_LAUNCHER)

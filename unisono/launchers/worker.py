@@ -14,7 +14,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from unisono.foundation.forks import closed_in_child
-from unisono.launchers.pool_protocol import Failure, Setup, Success, Task, encoded, pickled, receive
+from unisono.launchers.pool_protocol import Failure, PoolCall, RankSetup, Success, encoded, pickled, receive
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def serve(sock: socket.socket) -> int:
     """Run tasks until the parent closes the socket or a task fails; return the exit code."""
-    setup: Setup = receive(sock)
+    setup: RankSetup = receive(sock)
     sys.path[:] = setup.path
     communicator: Communicator | None = None
     try:
@@ -41,12 +41,12 @@ def serve(sock: socket.socket) -> int:
     return 0
 
 
-def _next_task(sock: socket.socket) -> Task | None:
-    task: Task | None = receive(sock)
+def _next_task(sock: socket.socket) -> PoolCall | None:
+    task: PoolCall | None = receive(sock)
     return task
 
 
-def _init(setup: Setup) -> Communicator:
+def _init(setup: RankSetup) -> Communicator:
     import unisono
 
     return unisono.init(setup.options)

@@ -22,7 +22,7 @@ from unisono.foundation.json_checks import checked
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class _Holder(NamedTuple):
+class _StateMethods(NamedTuple):
     """A way in which an object hands out its state and takes it back.
 
     Attributes:
@@ -47,9 +47,11 @@ def _put_variables(of: Any, values: Sequence[Any]) -> None:
 
 
 _HOLDERS = (
-    _Holder(("state_dict", "load_state_dict"), lambda of: of.state_dict(), lambda of, state: of.load_state_dict(state)),
-    _Holder(("get_weights", "set_weights"), lambda of: of.get_weights(), lambda of, state: of.set_weights(state)),
-    _Holder(
+    _StateMethods(
+        ("state_dict", "load_state_dict"), lambda of: of.state_dict(), lambda of, state: of.load_state_dict(state)
+    ),
+    _StateMethods(("get_weights", "set_weights"), lambda of: of.get_weights(), lambda of, state: of.set_weights(state)),
+    _StateMethods(
         ("apply_gradients", "load_own_variables"),  # an optimizer of Keras
         lambda of: [sys.modules["keras"].ops.convert_to_numpy(variable) for variable in of.variables],
         _put_variables,
@@ -221,7 +223,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def _holder_of(state: Any) -> _Holder | None:
+def _holder_of(state: Any) -> _StateMethods | None:
     return next((each for each in _HOLDERS if all(callable(getattr(state, name, None)) for name in each.methods)), None)
 
 

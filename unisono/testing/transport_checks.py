@@ -401,7 +401,7 @@ def _held() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count(), pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Check(NamedTuple):
+class TransportCheck(NamedTuple):
     """A check: its function, the number of ranks, and its time limit."""
 
     run: Callable[[Ranks], None]
@@ -409,26 +409,26 @@ class Check(NamedTuple):
     limit_s: float = 60.0
 
 
-CHECKS: dict[str, Check] = {
-    "messages": Check(_messages_arrive),
-    "identities": Check(_identities),
-    "early receives": Check(_nothing_comes_early),
-    "unexpected messages": Check(_unexpected),
-    "zero bytes": Check(_nothing_at_all),
-    "memory of the sender": Check(_memory_of_the_sender),
-    "many peers": Check(_many_peers, size=8),
-    "traffic": Check(_traffic),
-    "nonblocking": Check(_posting_never_blocks),
-    "subgroups": Check(_subgroups),
-    "another call": Check(_other_call),
-    "another length": Check(_other_length),
-    "abort": Check(_abort),
-    "abort of a full link": Check(_abort_of_a_full_link),
-    "departure": Check(_departure),
-    "end of links": Check(_end_of_links),
-    "close with pending": Check(_close_with_pending),
-    "collectives": Check(_collectives),
-    "open and close": Check(_open_and_close, limit_s=300.0),
+CHECKS: dict[str, TransportCheck] = {
+    "messages": TransportCheck(_messages_arrive),
+    "identities": TransportCheck(_identities),
+    "early receives": TransportCheck(_nothing_comes_early),
+    "unexpected messages": TransportCheck(_unexpected),
+    "zero bytes": TransportCheck(_nothing_at_all),
+    "memory of the sender": TransportCheck(_memory_of_the_sender),
+    "many peers": TransportCheck(_many_peers, size=8),
+    "traffic": TransportCheck(_traffic),
+    "nonblocking": TransportCheck(_posting_never_blocks),
+    "subgroups": TransportCheck(_subgroups),
+    "another call": TransportCheck(_other_call),
+    "another length": TransportCheck(_other_length),
+    "abort": TransportCheck(_abort),
+    "abort of a full link": TransportCheck(_abort_of_a_full_link),
+    "departure": TransportCheck(_departure),
+    "end of links": TransportCheck(_end_of_links),
+    "close with pending": TransportCheck(_close_with_pending),
+    "collectives": TransportCheck(_collectives),
+    "open and close": TransportCheck(_open_and_close, limit_s=300.0),
 }
 # This check needs gigabytes, so it runs only on request.
-LARGE = {"large": Check(_large, size=2, limit_s=300.0)}
+LARGE = {"large": TransportCheck(_large, size=2, limit_s=300.0)}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from unisono.errors import UsageError
 from unisono.testing.differences import CheckError
-from unisono.testing.transport_checks import CHECKS, LARGE, Check
+from unisono.testing.transport_checks import CHECKS, LARGE, TransportCheck
 from unisono.testing.transport_ranks import Ranks
 from unisono.transports.contracts.transport import MessageTransport
 from unisono.transports.message.local import LocalNetwork
@@ -75,7 +75,7 @@ def local_factory(capacity: int = 4) -> Factory:
     return local
 
 
-def _run(name: str, check: Check, factory: Factory) -> None:
+def _run(name: str, check: TransportCheck, factory: Factory) -> None:
     """Run a check in a thread, because it may block."""
     failures: list[BaseException] = []
 

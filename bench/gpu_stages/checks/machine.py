@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unisono.bench.gpu_stages.nccl import library_version
 from unisono.bench.gpu_stages.results.records import reason_of, tell
-from unisono.cli.machine.checks import CHECKS, Finding, run_checks
+from unisono.cli.machine.checks import CHECKS, CheckResult, run_checks
 from unisono.cli.machine.gpu_checks import gpu_findings
 from unisono.foundation.program import begin
 
@@ -73,7 +73,7 @@ IDENTITY: dict[str, Callable[[], str]] = {
 }
 
 
-def why_no_gpu(findings: Sequence[Finding]) -> str:
+def why_no_gpu(findings: Sequence[CheckResult]) -> str:
     """Return why this machine has no GPU that can be measured; "" if it has one."""
     gpu = next(finding for finding in findings if finding.subject == GPU)
     if gpu.usable and DOUBLE in gpu.detail and os.environ.get(FORBIDDEN):

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unisono import __version__
-from unisono.cli.machine.checks import Finding, look_for, run_checks, third_party
+from unisono.cli.machine.checks import CheckResult, look_for, run_checks, third_party
 from unisono.cli.machine.gpu_checks import gpu_findings
 from unisono.cli.machine.means import LAUNCHERS, NCCL, STORES, TRANSPORTS, judged
 from unisono.collectives.bootstrap.environment import MPI_WORLD, detect, launchers
@@ -42,16 +42,16 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Diagnosis:
     """All results of the doctor; the fields are those of the JSON form."""
 
     machine: dict[str, str]
-    checks: list[Finding]
-    packages: list[Finding]
-    gpus: list[Finding]
-    transports: list[Finding]
-    launchers: list[Finding]
-    stores: list[Finding]
+    checks: list[CheckResult]
+    packages: list[CheckResult]
+    gpus: list[CheckResult]
+    transports: list[CheckResult]
+    launchers: list[CheckResult]
+    stores: list[CheckResult]
     settings: list[Setting]
     launcher: str
     trust: str
@@ -77,12 +77,12 @@ def command(*, as_json: bool) -> int:
     return 0 if report.healthy else 1
 
 
-def examine(environ: Mapping[str, str]) -> Report:
+def examine(environ: Mapping[str, str]) -> Diagnosis:
     """Run all checks, and return the report."""
     settings, bad_settings = _settings(environ)
     checks, packages, gpu = run_checks(), look_for(), gpu_findings()
     findings = {finding.subject: finding for finding in (*checks, *packages, *gpu)}
-    return Report(
+    return Diagnosis(
         _machine(),
         [*checks, *bad_settings],
         packages,
@@ -140,18 +140,18 @@ def _gpus(devices: tuple[Gpu, ...]) -> str:
     return ", ".join(f"{number} × {name}" for name, number in names.items()) + joined
 
 
-def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]:
-    findings: list[Finding] = []
+def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[CheckResult]]:
+    findings: list[CheckResult] = []
     try:
         options = Options.from_environment(environ)
     except UsageError as error:
         options = Options()
-        findings.append(Finding("settings", False, error.message, required=True))
+        findings.append(CheckResult("settings", False, error.message, required=True))
     try:
         detect(environ)
     except UsageError as error:
-        findings.append(Finding("launcher", False, error.message, required=True))
-    findings += [Finding("variables", False, sentence) for sentence in unknown_variables(environ)]
+        findings.append(CheckResult("launcher", False, error.message, required=True))
+    findings += [CheckResult("variables", False, sentence) for sentence in unknown_variables(environ)]
     settings = [
         Setting(
             name,
@@ -186,7 +186,7 @@ def trust(environ: Mapping[str, str]) -> str:
         return "unknown, as the launcher is"
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: Diagnosis, console: Console) -> None:
     for name, value in report.machine.items():
         console.print(f"{name:8} {value}", markup=False)
     console.print(_table("Needed", report.checks))
@@ -205,7 +205,7 @@ def _show(report: Report, console: Console) -> None:
     console.print(f"Trust: {report.trust}", markup=False)
 
 
-def _table(title: str, findings: Sequence[Finding]) -> Table:
+def _table(title: str, findings: Sequence[CheckResult]) -> Table:
     has_remedies = any(finding.remedy for finding in findings)
     headings = ["", "usable", "found", *(["remedy"] if has_remedies else [])]
     table = Table(*headings, title=title, title_justify="left")

@@ -30,7 +30,7 @@ IMPORT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The outcome of one check.
 
     Attributes:
@@ -264,18 +264,18 @@ PACKAGES = (
 )
 
 
-def run_checks(checks: Sequence[Check] = CHECKS) -> list[Finding]:
+def run_checks(checks: Sequence[Check] = CHECKS) -> list[CheckResult]:
     """Return the finding of each check of this machine."""
     return [_checked(check) for check in checks]
 
 
-def look_for(packages: Sequence[Package] = PACKAGES) -> list[Finding]:
+def look_for(packages: Sequence[Package] = PACKAGES) -> list[CheckResult]:
     """Return the finding of each package. Each is imported in a process of its own, because the import may crash."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(_looked_for, packages))
 
 
-def third_party() -> list[Finding]:
+def third_party() -> list[CheckResult]:
     """Return the finding of each transport of an installed package, imported in a process of its own."""
     return [
         _looked_for(Package(each.name, f"import {each.module} as m; m.{each.attr}; print('of {each.value}')", ""))
@@ -283,15 +283,15 @@ def third_party() -> list[Finding]:
     ]
 
 
-def _checked(check: Check) -> Finding:
+def _checked(check: Check) -> CheckResult:
     try:
-        return Finding(check.subject, True, check.attempt(), required=check.required)
+        return CheckResult(check.subject, True, check.attempt(), required=check.required)
     except (OSError, ImportError, AttributeError, RuntimeError) as error:
         detail = f"{type(error).__name__}: {error}: {check.consequence}"
-        return Finding(check.subject, False, detail, required=check.required)
+        return CheckResult(check.subject, False, detail, required=check.required)
 
 
-def _looked_for(package: Package) -> Finding:
+def _looked_for(package: Package) -> CheckResult:
     try:
         ended = subprocess.run(
             python_command(package.statement),
@@ -303,12 +303,12 @@ def _looked_for(package: Package) -> Finding:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding(package.name, False, f"its import did not end within {IMPORT_TIMEOUT_S:g} s")
+        return CheckResult(package.name, False, f"its import did not end within {IMPORT_TIMEOUT_S:g} s")
     output = (ended.stdout if ended.returncode == 0 else ended.stderr).strip().splitlines()
     last = output[-1] if output else f"its import ended with code {ended.returncode}"
     if ended.returncode == 0:
-        return Finding(package.name, True, last)
-    return Finding(package.name, False, _reason(last, package), package.install or install_command(package.extra))
+        return CheckResult(package.name, True, last)
+    return CheckResult(package.name, False, _reason(last, package), package.install or install_command(package.extra))
 
 
 def _reason(error: str, package: Package) -> str:

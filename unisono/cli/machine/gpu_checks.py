@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
-from unisono.cli.machine.checks import Finding
+from unisono.cli.machine.checks import CheckResult
 from unisono.errors import UnisonoError
 
 
@@ -68,18 +68,20 @@ _CHECKS: Sequence[tuple[str, Callable[[dict[str, Any]], str], str]] = (
 )
 
 
-def gpu_findings() -> list[Finding]:
+def gpu_findings() -> list[CheckResult]:
     """Return the finding of each check. A check whose requirement failed is not tried."""
     results: dict[str, Any] = {}
     return [_checked(subject, attempt, needs, results) for subject, attempt, needs in _CHECKS]
 
 
-def _checked(subject: str, attempt: Callable[[dict[str, Any]], str], needs: str, results: dict[str, Any]) -> Finding:
+def _checked(
+    subject: str, attempt: Callable[[dict[str, Any]], str], needs: str, results: dict[str, Any]
+) -> CheckResult:
     if needs and needs not in results:
-        return Finding(subject, False, f"not tried: it needs the {needs}")
+        return CheckResult(subject, False, f"not tried: it needs the {needs}")
     try:
-        return Finding(subject, True, attempt(results))
+        return CheckResult(subject, True, attempt(results))
     except UnisonoError as error:
         # Such an error has the form "reason: remedy".
         why, _, remedy = error.message.rpartition(": ")
-        return Finding(subject, False, why or error.message, remedy if why else "")
+        return CheckResult(subject, False, why or error.message, remedy if why else "")

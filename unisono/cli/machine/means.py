@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.cli.machine.checks import Finding
+from unisono.cli.machine.checks import CheckResult
 
 
 class Means(NamedTuple):
@@ -41,7 +41,7 @@ TRANSPORTS = (
     Means("mpi", ("native core", "mpi4py"), "between hosts, by the messages of MPI"),
     Means("cuda_ipc", ("GPU driver", "NVRTC", "GPU 0", "CUDA IPC"), "between GPUs of this host"),
 )
-NCCL = Finding(
+NCCL = CheckResult(
     "nccl", False, "Unisono does not use NCCL yet: GPUs of a host use cuda_ipc, others the memory of the host"
 )
 LAUNCHERS = (
@@ -62,7 +62,7 @@ STORES = (
 )
 
 
-def judged(means: Sequence[Means], findings: Mapping[str, Finding]) -> list[Finding]:
+def judged(means: Sequence[Means], findings: Mapping[str, CheckResult]) -> list[CheckResult]:
     """Return a finding for each of `means`; `findings` are those of checks and packages, by their subjects."""
     return [_judged(each, findings) for each in means]
 
@@ -72,10 +72,10 @@ def _is_executable(name: str) -> bool:
     return bool(shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)))
 
 
-def _judged(means: Means, findings: Mapping[str, Finding]) -> Finding:
+def _judged(means: Means, findings: Mapping[str, CheckResult]) -> CheckResult:
     lacking = next((findings[need] for need in means.needs if not findings[need].usable), None)
     if lacking is not None:
         return replace(lacking, subject=means.name, detail=f"{lacking.subject}: {lacking.detail}", required=False)
     if means.executable and not _is_executable(means.executable):
-        return Finding(means.name, False, f"there is no executable {means.executable}", means.install)
-    return Finding(means.name, True, means.about)
+        return CheckResult(means.name, False, f"there is no executable {means.executable}", means.install)
+    return CheckResult(means.name, True, means.about)

@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono.compat.horovod import adasum
 from unisono.compat.horovod.arguments import named, root_of, rows_to_ranks
-from unisono.compat.horovod.entries import Entry
+from unisono.compat.horovod.entries import StartedCall
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.job import calls_of
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
@@ -115,7 +115,7 @@ def _made(
             raise ArgumentError(f"{kind} takes tensors of numbers, not of {x.dtype}")
     signatures = tuple((x.dtype.name, x.shape) for x in arrays)
     request = ReadyCall(kind, named(calls, kind, name), signatures, **(facts or {}))
-    return calls.make(Entry(request, arrays, finish))
+    return calls.make(StartedCall(request, arrays, finish))
 
 
 def _with_rows(arrays: Sequence[Array], kind: str) -> list[Array]:

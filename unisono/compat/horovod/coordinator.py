@@ -12,7 +12,7 @@ from unisono.compat.horovod.requests import NEEDS_EVERY_RANK, Answer, ReadyCall
 
 
 @dataclass
-class _Asked:
+class _PendingName:
     """A name for which some ranks have requested a call.
 
     Attributes:
@@ -35,7 +35,7 @@ class Coordinator:
 
     def __init__(self, world_ranks: tuple[int, ...]) -> None:
         self._world_ranks = world_ranks
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _PendingName] = {}
         self._joined: list[int] = []
         self._stalls = 0
         # By key of a stalled name, the number of the stall and the ranks whose requests had not arrived.
@@ -59,7 +59,7 @@ class Coordinator:
             elif request.kind == "step":
                 answers += [Answer(request)] * bool(self._joined)
             elif not self._is_outdated(rank, request):
-                asked = self._asked.setdefault(request.key, _Asked(now_s))
+                asked = self._asked.setdefault(request.key, _PendingName(now_s))
                 asked.requests[rank] = request
                 if self._is_due(asked):
                     answers.append(self._answer(request.key))
@@ -117,10 +117,10 @@ class Coordinator:
         self._asked.clear()
         return [*answers, Answer(ReadyCall("leave", ""), (), rank, "", text)]
 
-    def _is_due(self, asked: _Asked) -> bool:
+    def _is_due(self, asked: _PendingName) -> bool:
         return not self._missing(asked)
 
-    def _missing(self, asked: _Asked) -> list[int]:
+    def _missing(self, asked: _PendingName) -> list[int]:
         present = asked.requests.keys() | set(self._joined)
         return [rank for rank in range(len(self._world_ranks)) if rank not in present]
 
@@ -149,7 +149,7 @@ class Coordinator:
                 return Answer(first, (), rank, "NameMismatchError", f"{text}: use one name for one array on all ranks")
         return None
 
-    def _stall_text(self, asked: _Asked, limit_s: float) -> str:
+    def _stall_text(self, asked: _PendingName, limit_s: float) -> str:
         key = next(iter(asked.requests.values())).key
         here, missing = self._named(asked.requests), self._named(self._missing(asked))
         return (

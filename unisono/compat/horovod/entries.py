@@ -1,4 +1,4 @@
-"""`Entry`: a call on this rank, from its start to its result."""
+"""`StartedCall`: a call on this rank, from its start to its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.compat.horovod.requests import ReadyCall
 from unisono.errors import UnisonoError
 
 
-class Entry:
+class StartedCall:
     """A call that this rank has started. Any thread may wait for it.
 
     Args:

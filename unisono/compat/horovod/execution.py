@@ -11,11 +11,11 @@ import numpy as np
 
 from unisono import Communicator, UsageError
 from unisono.compat.horovod import adasum
-from unisono.compat.horovod.entries import Entry, as_internal
+from unisono.compat.horovod.entries import StartedCall, as_internal
 from unisono.compat.horovod.requests import Answer
 
 # Makes the calls of a batch. By the key of a call, its entry, which a rank that has joined lacks.
-_Run: TypeAlias = "Callable[[Communicator, Sequence[Answer], Mapping[str, Entry]], None]"
+_Run: TypeAlias = "Callable[[Communicator, Sequence[Answer], Mapping[str, StartedCall]], None]"
 # The kinds of calls that can be fused: a communicator takes the arrays of several calls as a list.
 _FUSED = ("allreduce", "broadcast")
 
@@ -36,7 +36,7 @@ def batches(answers: Sequence[Answer], most_nbytes: int) -> Iterator[Sequence[An
         yield batch
 
 
-def run(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def run(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     """Start the calls of a batch. A call that all ranks refuse alike, such as a sum of booleans, fails alone.
 
     Raises:
@@ -60,7 +60,7 @@ def _merged(answer: Answer) -> object:
     return request.kind, request.op, request.root
 
 
-def _arrays(answer: Answer, entries: Mapping[str, Entry]) -> list[Any]:
+def _arrays(answer: Answer, entries: Mapping[str, StartedCall]) -> list[Any]:
     """Return the arrays of a call on this rank: zeros if this rank has joined."""
     entry = entries.get(answer.request.key)
     if entry is not None:
@@ -68,7 +68,9 @@ def _arrays(answer: Answer, entries: Mapping[str, Entry]) -> list[Any]:
     return [np.zeros(shape, np.dtype(dtype)) for dtype, shape in answer.request.arrays]
 
 
-def _start_fused(batch: Sequence[Answer], entries: Mapping[str, Entry], start: Callable[[list[Any]], Any]) -> None:
+def _start_fused(
+    batch: Sequence[Answer], entries: Mapping[str, StartedCall], start: Callable[[list[Any]], Any]
+) -> None:
     """Start one call for the arrays of a batch, and give each entry its part of the result."""
     lists = [_arrays(answer, entries) for answer in batch]
     work = start([x for arrays in lists for x in arrays])
@@ -84,7 +86,7 @@ def _part(part: slice, results: list[Any]) -> Any:
     return results[0][part]
 
 
-def _allreduce(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _allreduce(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     op = batch[0].request.op
     if op == "adasum":
         entry = entries[batch[0].request.key]
@@ -93,19 +95,19 @@ def _allreduce(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str
     return _start_fused(batch, entries, lambda arrays: comm.allreduce(arrays, op, out=arrays, wait=False))
 
 
-def _broadcast(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _broadcast(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     root = batch[0].request.root
     _start_fused(batch, entries, lambda arrays: comm.broadcast(arrays, root, out=arrays, wait=False))
 
 
-def _allgather(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _allgather(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     (answer,) = batch
     entry = entries[answer.request.key]
     pairs = zip(entry.arrays, answer.rows, strict=True)
     entry.start([comm.allgatherv(x, rows, wait=False) for x, rows in pairs])
 
 
-def _alltoall(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _alltoall(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     (answer,) = batch
     entry = entries[answer.request.key]
     received = [splits[comm.rank] for splits in answer.rows]
@@ -113,7 +115,7 @@ def _alltoall(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str,
     entry.start([work], lambda results: (results[0], received))
 
 
-def _reducescatter(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _reducescatter(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     (answer,) = batch
     entry = entries[answer.request.key]
     shares = [rows_of(shape[0], comm.size) for _, shape in answer.request.arrays]
@@ -121,35 +123,35 @@ def _reducescatter(comm: Communicator, batch: Sequence[Answer], entries: Mapping
     entry.start([comm.reduce_scatterv(x, rows, answer.request.op, wait=False) for x, rows in pairs])
 
 
-def _barrier(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _barrier(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     entries[batch[0].request.key].start([comm.barrier(wait=False)])
 
 
-def _together(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _together(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     entry = entries[batch[0].request.key]
     (function,) = entry.arrays
     result = function()
     entry.start((), lambda _: result)
 
 
-def _reducer(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _reducer(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     for entry in entries.values():  # none, if this rank has joined
         entry.start(())
 
 
-def _broadcast_object(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _broadcast_object(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     entry = entries[batch[0].request.key]
     received = comm.broadcast_object(entry.arrays[0], batch[0].request.root)
     entry.start((), lambda _: received)
 
 
-def _allgather_object(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _allgather_object(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     entry = entries[batch[0].request.key]
     received = comm.allgather_object(entry.arrays[0])
     entry.start((), lambda _: received)
 
 
-def _join(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
+def _join(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     last = batch[0].last
     entries[batch[0].request.key].start((), lambda _: last)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
 from unisono import Communicator, init as init_world
-from unisono.compat.horovod.entries import Entry
+from unisono.compat.horovod.entries import StartedCall
 from unisono.compat.horovod.negotiation import Negotiator
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.requests import ReadyCall
@@ -100,7 +100,7 @@ class Job:
 
     def together(self, name: str, function: Any) -> Any:
         """Call a function on all ranks at the same place in the order of calls, and return its result."""
-        return self.calls.make(Entry(ReadyCall("together", name), [function]))
+        return self.calls.make(StartedCall(ReadyCall("together", name), [function]))
 
     def close(self) -> None:
         """End all calls, on all ranks. In a forked child this does nothing, because the job belongs to the parent."""
@@ -300,7 +300,7 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of the process set have called it."""
     calls = calls_of(process_set)
-    calls.make(Entry(ReadyCall("barrier", calls.unnamed("barrier"))))
+    calls.make(StartedCall(ReadyCall("barrier", calls.unnamed("barrier"))))
 
 
 def calls_of(process_set: ProcessSet) -> Negotiator:
@@ -325,7 +325,7 @@ def communicator(process_set: ProcessSet = global_process_set) -> Communicator:
     """Return a new communicator of a process set. Its ranks call it at any time, and wait for each other."""
     calls = calls_of(process_set)
     request = ReadyCall("together", calls.unnamed("together"))
-    new: Communicator = calls.make(Entry(request, [calls.comm.dup]))
+    new: Communicator = calls.make(StartedCall(request, [calls.comm.dup]))
     return new
 
 

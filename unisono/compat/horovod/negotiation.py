@@ -6,14 +6,14 @@ A communicator needs the same calls in the same order on all ranks. The calls of
 may start them in any order, from any thread: hooks of backward start them as gradients become ready. So the ranks
 agree on an order while they go, as Horovod's own coordinator does:
 
-1. A rank that starts a call notes an `Entry`, and sends rank 0 a `ReadyCall`: kind, name, dtype, shape. If other calls
-   are waiting, the *sender* thread sends it. Calls that start while the sender is busy go into the same message.
+1. A rank that starts a call notes a `StartedCall`, and sends rank 0 a `ReadyCall`: kind, name, dtype, shape. If other
+   calls are waiting, the *sender* thread sends it. Calls that start while the sender is busy go into the same message.
 2. The *collector* thread of rank 0 receives the requests, and the `Coordinator` keeps a table of them. When all ranks
    have asked for a name, it answers: the call is due, or it fails because the requests do not fit together. The answers
    to one message go to all ranks as one message.
 3. The *maker* thread of each rank receives answers, all ranks in the same order, and makes the calls on a communicator.
    Neighbours of one kind run as one call, which is what Horovod names fusion. They are asynchronous, so the maker goes
-   on to the next answers. The thread of the program waits for the call in `Entry.wait`.
+   on to the next answers. The thread of the program waits for the call in `StartedCall.wait`.
 
 For example, rank 0 starts "a" and "b", and rank 1 starts "b" and "a". The table has "a" and "b" of rank 0, then "b" of
 rank 1: "b" is due. Then "a" is. Both ranks make "b" first.
@@ -43,7 +43,7 @@ import numpy as np
 from unisono import ANY_SOURCE, Communicator
 from unisono.compat.horovod import errors, execution
 from unisono.compat.horovod.coordinator import Coordinator
-from unisono.compat.horovod.entries import Entry, as_internal
+from unisono.compat.horovod.entries import StartedCall, as_internal
 from unisono.compat.horovod.errors import DuplicateNameError, HorovodInternalError, ShutDownError
 from unisono.compat.horovod.requests import Answer, ReadyCall, decode_answers, decode_requests, encode
 from unisono.compat.horovod.settings import Settings
@@ -92,8 +92,8 @@ class Negotiator:
         self._control, self._data = comm.dup(), comm.dup()
         self._condition = threading.Condition()  # of the attributes below
         self._outbox: list[ReadyCall] = []
-        self._waiting: dict[str, Entry] = {}  # by key, the calls without an answer
-        self._in_use: dict[str, Entry] = {}  # by key, the last call; its name is in use until the call has ended
+        self._waiting: dict[str, StartedCall] = {}  # by key, the calls without an answer
+        self._in_use: dict[str, StartedCall] = {}  # by key, the last call; its name is in use until the call has ended
         self._refused: dict[str, HorovodInternalError] = {}  # by key, errors that this rank has not asked for yet
         self._error: HorovodInternalError | None = None
         self._stalls_seen = 0  # the number of answers about stalled names
@@ -118,7 +118,7 @@ class Negotiator:
             number = self._numbers[kind] = self._numbers.get(kind, -1) + 1
         return f"noname.{number}"
 
-    def submit(self, entry: Entry) -> Entry:
+    def submit(self, entry: StartedCall) -> StartedCall:
         """Start a call, and return its entry.
 
         Raises:
@@ -154,15 +154,15 @@ class Negotiator:
                 self._sending.release()
         return entry
 
-    def make(self, entry: Entry) -> Any:
-        """Start a call, wait for it, and return its result. Raises the errors of `submit` and `Entry.wait`."""
+    def make(self, entry: StartedCall) -> Any:
+        """Start a call, wait for it, and return its result. Raises the errors of `submit` and `StartedCall.wait`."""
         entry = self.submit(entry)
         try:
             return entry.wait()
         finally:
             self.forget(entry)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: StartedCall) -> None:
         """Free the name of a call that has ended and whose result has been taken."""
         with self._condition:
             if self._in_use.get(entry.request.key) is entry:
@@ -191,7 +191,7 @@ class Negotiator:
 
     def open(self, name: str) -> None:
         """Open the reducer of an optimizer, on all ranks, joined ones too, at one place in the order of calls."""
-        self.make(Entry(ReadyCall("reducer", name)))
+        self.make(StartedCall(ReadyCall("reducer", name)))
 
     def join(self, catch_up: Callable[[str, int], None]) -> int:
         """Take part with zeros in the calls of other ranks until all have joined; return the rank that joined last.
@@ -199,7 +199,7 @@ class Negotiator:
         Args:
             catch_up: called with the name of an optimizer and the number of the step that the other ranks begin.
         """
-        entry = self.submit(Entry(ReadyCall("join", "")))
+        entry = self.submit(StartedCall(ReadyCall("join", "")))
         while (step := self._steps.get()) is not None:
             catch_up(*step)
         try:
@@ -316,7 +316,7 @@ class Negotiator:
         first = batch[0]
         if first.request.kind in ("step", "joined"):
             return self._obey_notice(first.request)
-        entries: dict[str, Entry] = {}
+        entries: dict[str, StartedCall] = {}
         with self._condition:
             for answer in batch:
                 entry = self._waiting.pop(answer.request.key, None)

@@ -7,7 +7,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from unisono.compat.horovod.arguments import named, root_of
-from unisono.compat.horovod.entries import Entry
+from unisono.compat.horovod.entries import StartedCall
 from unisono.compat.horovod.job import calls_of
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.requests import ReadyCall
@@ -21,7 +21,7 @@ def broadcast_object(
     root = root_of(root_rank, process_set)
     data = cloudpickle.dumps(obj) if calls.comm.rank == root else None
     kind = "broadcast_object"
-    received = calls.make(Entry(ReadyCall(kind, named(calls, kind, name), root=root), [data]))
+    received = calls.make(StartedCall(ReadyCall(kind, named(calls, kind, name), root=root), [data]))
     return obj if data is not None else cloudpickle.loads(received)
 
 
@@ -29,5 +29,5 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """Return the objects of all ranks, in the order of ranks. They travel as pickles."""
     calls = calls_of(process_set)
     kind = "allgather_object"
-    gathered = calls.make(Entry(ReadyCall(kind, named(calls, kind, name)), [cloudpickle.dumps(obj)]))
+    gathered = calls.make(StartedCall(ReadyCall(kind, named(calls, kind, name)), [cloudpickle.dumps(obj)]))
     return [cloudpickle.loads(each) for each in gathered]

@@ -24,7 +24,7 @@ import torch
 
 from unisono.compat.horovod import adasum
 from unisono.compat.horovod.arguments import DIFFERENTIABLE, Average, named, op_of, root_of, rows_to_ranks, scatter_op
-from unisono.compat.horovod.entries import Entry
+from unisono.compat.horovod.entries import StartedCall
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.job import calls_of
 from unisono.compat.horovod.negotiation import Negotiator
@@ -35,7 +35,7 @@ from unisono.compat.horovod.torch.staging import Buffer, array_of, check, read_o
 
 class _Handle(NamedTuple):
     calls: Negotiator
-    entry: Entry
+    entry: StartedCall
 
 
 _handles: dict[int, _Handle] = {}
@@ -65,7 +65,7 @@ def synchronize(handle: int | Callable[[], Any]) -> Any:
 
 def _start(calls: Negotiator, asked: ReadyCall, arrays: Sequence[Any], finish: Callable[[Any], Any]) -> int:
     """Start a call, and return its handle."""
-    entry = calls.submit(Entry(asked, arrays, finish))
+    entry = calls.submit(StartedCall(asked, arrays, finish))
     with _lock:
         handle = next(_numbers)
         _handles[handle] = _Handle(calls, entry)
