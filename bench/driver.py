@@ -24,9 +24,9 @@ from typing import Any, Protocol, TypeVar
 
 from unisono.bench.peers import Library
 from unisono.bench.placement import cores_to_bind
-from unisono.bench.ranks import Job, JobError, RefusedError
+from unisono.bench.ranks import BenchJob, JobError, RefusedError
 from unisono.bench.statistics import Times, slowest
-from unisono.transports.host.core_distance import Placement, measure
+from unisono.transports.host.core_distance import CorePlacement, measure
 
 CALIBRATION_S = 0.02
 ITERATIONS = (3, 20_000)  # bounds of the calls in one round
@@ -74,7 +74,7 @@ class Sample:
     nbytes: int
     library: str
     round: int
-    placement: Placement
+    placement: CorePlacement
     times_us: Times
 
 
@@ -114,7 +114,7 @@ def steps(settings: Settings) -> int:
     return len(settings.libraries) + len(settings.sizes) * (len(settings.libraries) + settings.rounds)
 
 
-class Driver:
+class BenchDriver:
     """One benchmark, which runs once.
 
     Attributes:
@@ -128,7 +128,7 @@ class Driver:
         self._round_s = settings.seconds / settings.rounds
         self._deadline_s = settings.deadline_s + 2 * self._round_s
         self._random = random.Random(SEED)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BenchJob] = {}
         self.results = Results()
 
     def run(self) -> Results:
@@ -142,7 +142,7 @@ class Driver:
         return self.results
 
     def _start(self, library: Library, cleanup: ExitStack) -> None:
-        job = Job(library, self._settings.ranks, self._cores, self._settings.deadline_s)
+        job = BenchJob(library, self._settings.ranks, self._cores, self._settings.deadline_s)
         cleanup.callback(job.close)
         self._jobs[library.name] = job
         self.results.versions[library.name] = job.version
@@ -172,7 +172,7 @@ class Driver:
             reason = f"its cores were never {self._settings.placement} during a whole round"
             self.results.failures += [NoTimes(nbytes, name, reason) for name in iterations]
 
-    def _verify_and_calibrate(self, job: Job, nbytes: int) -> int:
+    def _verify_and_calibrate(self, job: BenchJob, nbytes: int) -> int:
         """Return the number of calls in a round; raises `RefusedError` if the library lacks the call or errs."""
         settings = self._settings
         count = nbytes // settings.itemsize
@@ -210,11 +210,11 @@ class Driver:
         self.results.samples += samples
         return True
 
-    def _run_anew(self, job: Job, iterations: int) -> list[dict[str, Any]]:
+    def _run_anew(self, job: BenchJob, iterations: int) -> list[dict[str, Any]]:
         _check(job.ask("verify", self._deadline_s))
         return self._ask_run(job, iterations)
 
-    def _ask_run(self, job: Job, iterations: int) -> list[dict[str, Any]]:
+    def _ask_run(self, job: BenchJob, iterations: int) -> list[dict[str, Any]]:
         replies = job.ask("run", self._deadline_s, iterations=iterations)
         _check(replies)
         return replies

@@ -90,7 +90,7 @@ class _Connection:
         self.channel.close()
 
 
-class Job:
+class BenchJob:
     """The running ranks of a library.
 
     Attributes:

@@ -53,7 +53,7 @@ class _Run(NamedTuple):
     number: int
 
 
-class _Link(NamedTuple):
+class _BineLink(NamedTuple):
     """A link of a rank in the tree.
 
     Attributes:
@@ -228,7 +228,10 @@ def _span(buffer: Buffer, run: _Run) -> Span:
 
 
 def _flow(
-    links: Sequence[_Link | None], *, with_above: Callable[[_Link], Step], with_below: Callable[[_Link], Step]
+    links: Sequence[_BineLink | None],
+    *,
+    with_above: Callable[[_BineLink], Step],
+    with_below: Callable[[_BineLink], Step],
 ) -> Lane:
     """Return a group for each round: the message with the rank above or with one below, or nothing."""
     return tuple(
@@ -236,43 +239,43 @@ def _flow(
     )
 
 
-def _links(size: int, rank: int, root: int) -> list[_Link | None]:
+def _links(size: int, rank: int, root: int) -> list[_BineLink | None]:
     """Return the link of `rank` in each of the ⌈log2 size⌉ rounds of a flow down the tree; None if it has none."""
     folding, rank = fold(size, root=0), (rank - root) % size
-    none: list[_Link | None] = [None] * folding.rounds
+    none: list[_BineLink | None] = [None] * folding.rounds
     links = _links_of_leader(folding, rank) if folding.leads(rank) else none
     if not folding.is_exact:
         links.append(_link_of_fold(folding, rank))
     return [link and _moved(link, size, root) for link in links]
 
 
-def _moved(link: _Link, size: int, root: int) -> _Link:
+def _moved(link: _BineLink, size: int, root: int) -> _BineLink:
     """Return a link between ranks that are counted from the root as a link between ranks."""
     first, number = link.below
-    return _Link((link.peer + root) % size, link.is_above, _Run((first + root) % size, number))
+    return _BineLink((link.peer + root) % size, link.is_above, _Run((first + root) % size, number))
 
 
-def _links_of_leader(folding: Folding, rank: int) -> list[_Link | None]:
+def _links_of_leader(folding: Folding, rank: int) -> list[_BineLink | None]:
     """Return the links between places, the farthest first. Ranks are counted from the root."""
-    place, head, links = folding.position(rank), 0, list[_Link | None]()
+    place, head, links = folding.position(rank), 0, list[_BineLink | None]()
     for level in reversed(range(folding.rounds)):
         other = swing_partner(folding.positions, head, level)
         below = _places(other, level)
         is_above = place == other
         if place in (head, other):
             peer = folding.leader(head if is_above else other)
-            links.append(_Link(peer, is_above, _ranks_at(folding, below)))
+            links.append(_BineLink(peer, is_above, _ranks_at(folding, below)))
         else:
             links.append(None)
         head = other if (place - below.first) % folding.positions < below.number else head
     return links
 
 
-def _link_of_fold(folding: Folding, rank: int) -> _Link | None:
+def _link_of_fold(folding: Folding, rank: int) -> _BineLink | None:
     """Return the link from the leader of a place to the second rank there. Ranks are counted from the root."""
     leader = folding.leader(folding.position(rank))
     for other in folding.folded_onto(leader):
-        return _Link(leader if rank == other else other, rank == other, _Run(other, 1))
+        return _BineLink(leader if rank == other else other, rank == other, _Run(other, 1))
     return None
 
 

@@ -17,7 +17,7 @@ from unisono.algorithms.ir.plan import Buffer, Group, Lane, Recv, RecvReduce, Se
 Blocks: TypeAlias = Callable[[Buffer, range], Span]
 
 
-class Exchange(NamedTuple):
+class PairExchange(NamedTuple):
     """One exchange: the partner, and the positions whose blocks the rank keeps and sends in a reduce-scatter."""
 
     partner: int
@@ -34,7 +34,7 @@ def halves(held: range, *, keeps_upper: bool) -> tuple[range, range]:
 
 def reduce_scatter_lane(
     rank: int,
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[PairExchange],
     blocks: Blocks,
     current: Buffer,
     partial: Buffer,
@@ -59,7 +59,7 @@ def reduce_scatter_lane(
     return lane
 
 
-def allgather_lane(exchanges: Sequence[Exchange], blocks: Blocks) -> Lane:
+def allgather_lane(exchanges: Sequence[PairExchange], blocks: Blocks) -> Lane:
     """Return the groups of an allgather, in which a rank starts with its own block of OUTPUT."""
     return tuple(
         Group((Send(partner, blocks(Buffer.OUTPUT, kept)), Recv(partner, blocks(Buffer.OUTPUT, sent))))

@@ -43,7 +43,7 @@ class Course(NamedTuple):
     direction: int
 
 
-class Caller(NamedTuple):
+class GridArguments(NamedTuple):
     """The arguments that all plans for grids share.
 
     Attributes:
@@ -58,11 +58,11 @@ class Caller(NamedTuple):
     lanes: int
 
 
-def checked(algorithm: str, size: int, rank: int, root: int, lanes: int) -> Caller:
+def checked(algorithm: str, size: int, rank: int, root: int, lanes: int) -> GridArguments:
     """Return the arguments of a builder, checked; raises as `check_ranks`, or if there are no lanes."""
     check_ranks(size, rank, root)
     check_at_least("lanes", lanes, 1)
-    return Caller(algorithm, size, rank, root, lanes)
+    return GridArguments(algorithm, size, rank, root, lanes)
 
 
 def checked_dims(size: int, dims: Sequence[int]) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def course_of(lane: int, order: Sequence[int]) -> Course:
     return Course((*order[first:], *order[:first]), -1 if turns % 2 else 1)
 
 
-def allreduce_plan(caller: Caller, lane_of: Callable[[int, int], Lane], blocks: int) -> Plan:
+def allreduce_plan(caller: GridArguments, lane_of: Callable[[int, int], Lane], blocks: int) -> Plan:
     """Return an allreduce; `lane_of(lane, first)` is the lane of the part that starts with block `first`.
 
     A part has `blocks` blocks.
@@ -106,7 +106,7 @@ def allreduce_plan(caller: Caller, lane_of: Callable[[int, int], Lane], blocks: 
 
 
 def reduce_scatter_plan(
-    caller: Caller, lane_of: Callable[[int, int], Lane], permutation: tuple[int, ...], *, varying: bool
+    caller: GridArguments, lane_of: Callable[[int, int], Lane], permutation: tuple[int, ...], *, varying: bool
 ) -> Plan:
     """Return a reduce-scatter; `lane_of` as in `allreduce_plan`, with partial results in SCRATCH, which is like INPUT.
 
@@ -129,7 +129,7 @@ def reduce_scatter_plan(
 
 
 def allgather_plan(
-    caller: Caller,
+    caller: GridArguments,
     lane_of: Callable[[int, int], Lane],
     position: Callable[[int], int],
     permutation: tuple[int, ...],

@@ -92,7 +92,7 @@ def reduce_scatter_pat(
     )
 
 
-class _Link(NamedTuple):
+class _PatLink(NamedTuple):
     """One link of all trees at once, for an allgather: from the ranks at some places to those `distance` further.
 
     The places of the senders are place + i·period for i = 0 … number - 1.
@@ -104,18 +104,18 @@ class _Link(NamedTuple):
     number: int
 
 
-def _links(size: int, aggregate: int | None) -> Iterator[_Link]:
+def _links(size: int, aggregate: int | None) -> Iterator[_PatLink]:
     """Yield the links of the trees in the order of an allgather, each with the places that the trees have."""
     inner = 1 << (-(-size // (aggregate or size)) - 1).bit_length()
     distance = inner
     while 2 * distance < size:
         distance *= 2
     while inner <= distance < size:
-        yield _Link(0, distance, 2 * distance, _count(size, distance, 2 * distance))
+        yield _PatLink(0, distance, 2 * distance, _count(size, distance, 2 * distance))
         distance //= 2
     for place, step in _depth_first(0, inner):
         if place + step < size:
-            yield _Link(place, step, inner, _count(size, place + step, inner))
+            yield _PatLink(place, step, inner, _count(size, place + step, inner))
 
 
 def _depth_first(place: int, ranks: int) -> Iterator[tuple[int, int]]:
@@ -132,7 +132,7 @@ def _count(size: int, place: int, period: int) -> int:
     return -(-(size - place) // period)
 
 
-def _blocks(buffer: Buffer, first: int, link: _Link) -> Span:
+def _blocks(buffer: Buffer, first: int, link: _PatLink) -> Span:
     """Return the blocks of a message over a link, from block `first` on."""
     return Span(buffer, first, link.number, -link.period)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from unisono.algorithms.builders.arguments import check_ranks
-from unisono.algorithms.builders.butterfly import Blocks, Exchange, allgather_lane, halves, reduce_scatter_lane
+from unisono.algorithms.builders.butterfly import Blocks, PairExchange, allgather_lane, halves, reduce_scatter_lane
 from unisono.algorithms.builders.folding import Folding, fold
 from unisono.algorithms.builders.lane_pieces import empty_groups, single_rank_lane
 from unisono.algorithms.ir.plan import (
@@ -105,7 +105,7 @@ def reduce_scatter_recursive_halving(size: int, rank: int, root: int = 0, varyin
     )
 
 
-def allreduce_lane(folding: Folding, rank: int, exchanges: Sequence[Exchange], first: int = 0) -> Lane:
+def allreduce_lane(folding: Folding, rank: int, exchanges: Sequence[PairExchange], first: int = 0) -> Lane:
     """Return the lane of an allreduce on a part of the vector that starts with block `first`.
 
     The part has a block for each position. If the rank takes no part in the rounds, `exchanges` may be empty.
@@ -148,24 +148,24 @@ def _reduce_scatter(folding: Folding, rank: int) -> Lane:
     return (*_combine(folding, rank, exchanges, Buffer.SCRATCH, by_rank), Group(tuple(finish)))
 
 
-def _all_exchanges(folding: Folding, rank: int) -> list[Exchange]:
+def _all_exchanges(folding: Folding, rank: int) -> list[PairExchange]:
     return _exchanges(folding, rank, range(folding.rounds))
 
 
-def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[Exchange]:
+def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[PairExchange]:
     """Return the rounds of recursive halving of a rank, one for each number of a bit in `bits`.
 
     In a round, the rank exchanges with the position whose number differs from its own in this bit only.
     """
-    position, held, exchanges = folding.position(rank), range(folding.positions), list[Exchange]()
+    position, held, exchanges = folding.position(rank), range(folding.positions), list[PairExchange]()
     for bit in bits:
         kept, sent = halves(held, keeps_upper=bool(position >> bit & 1))
-        exchanges.append(Exchange(folding.leader(position ^ (1 << bit)), kept, sent))
+        exchanges.append(PairExchange(folding.leader(position ^ (1 << bit)), kept, sent))
         held = kept
     return exchanges
 
 
-def _combine(folding: Folding, rank: int, exchanges: Sequence[Exchange], partial: Buffer, blocks: Blocks) -> Lane:
+def _combine(folding: Folding, rank: int, exchanges: Sequence[PairExchange], partial: Buffer, blocks: Blocks) -> Lane:
     """Return the groups that combine contributions by folding and recursive halving, with partial results in `partial`.
 
     The last group lowers the result.

@@ -29,7 +29,7 @@ from functools import lru_cache, partial
 from math import prod
 
 from unisono.algorithms.builders.arguments import check_supported, needs_power_of_two
-from unisono.algorithms.builders.butterfly import Exchange, allgather_lane, halves, reduce_scatter_lane
+from unisono.algorithms.builders.butterfly import PairExchange, allgather_lane, halves, reduce_scatter_lane
 from unisono.algorithms.builders.doubling import exchanging_lane
 from unisono.algorithms.builders.folding import fold
 from unisono.algorithms.builders.grid_lanes import (
@@ -167,14 +167,14 @@ def _stages(grid: Sequence[int], course: Course) -> Iterator[tuple[int, int, int
                 yield grid[dimension], prod(grid[:dimension]), step
 
 
-def _exchanges(grid: Sequence[int], course: Course, rank: int) -> list[Exchange]:
+def _exchanges(grid: Sequence[int], course: Course, rank: int) -> list[PairExchange]:
     """Return the exchanges of a rank, the nearest first. The kept and sent blocks are positions."""
-    held, exchanges = range(prod(grid)), list[Exchange]()
+    held, exchanges = range(prod(grid)), list[PairExchange]()
     for length, stride, step in _stages(grid, course):
         place = rank // stride % length
         partner = rank + (swing_partner(length, place, step, course.direction) - place) * stride
         kept, sent = halves(held, keeps_upper=_half(length, place, step, course.direction))
-        exchanges.append(Exchange(partner, kept, sent))
+        exchanges.append(PairExchange(partner, kept, sent))
         held = kept
     return exchanges
 

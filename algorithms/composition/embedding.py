@@ -2,10 +2,10 @@
 
 The plan of a phase is an ordinary plan of some builder. It numbers the ranks of the phase from 0, and has buffers of
 its own. To *embed* it is to rename: its ranks become ranks of the whole plan, and its blocks become blocks of the whole
-plan, as a `Window` says. The phases of a rank stand one after the other, in separate lanes. The first groups of a phase
-wait for the last groups of the phase before. Because every phase has its own lanes, both ends of a message always have
-the same group number, even if the two ranks did different things in earlier phases. Over several segments the phases
-overlap.
+plan, as a `BlockWindow` says. The phases of a rank stand one after the other, in separate lanes. The first groups of a
+phase wait for the last groups of the phase before. Because every phase has its own lanes, both ends of a message always
+have the same group number, even if the two ranks did different things in earlier phases. Over several segments the
+phases overlap.
 
 A phase does not choose a transport. A channel belongs to a pair of ranks, and a phase inside hosts has other pairs of
 ranks than a phase across hosts. So each level of hosts uses its own transport.
@@ -36,12 +36,13 @@ from unisono.algorithms.ir.plan import (
 from unisono.errors import UsageError
 
 
-class Window(NamedTuple):
+class BlockWindow(NamedTuple):
     """The blocks of the whole vector on which a phase works.
 
     Block i of the phase is `width` blocks of `buffer`, `stride` apart, from block start + i·step on. For example,
-    `Window(INPUT, 4, 2, 2)` makes blocks 4 and 5 of INPUT block 0 of the phase, and blocks 6 and 7 block 1. If `edges`
-    is not empty, the blocks are runs of different widths: block i of the phase is blocks edges[i] to edges[i + 1] - 1.
+    `BlockWindow(INPUT, 4, 2, 2)` makes blocks 4 and 5 of INPUT block 0 of the phase, and blocks 6 and 7 block 1. If
+    `edges` is not empty, the blocks are runs of different widths: block i of the phase is blocks edges[i] to
+    edges[i + 1] - 1.
     """
 
     buffer: Buffer
@@ -52,17 +53,17 @@ class Window(NamedTuple):
     edges: tuple[int, ...] = ()
 
 
-def run_of_blocks(buffer: Buffer, start: int, width: int) -> Window:
+def run_of_blocks(buffer: Buffer, start: int, width: int) -> BlockWindow:
     """Return the window whose blocks are consecutive runs of `width` consecutive blocks, the first one at `start`."""
-    return Window(buffer, start, width, width)
+    return BlockWindow(buffer, start, width, width)
 
 
-def runs_between(buffer: Buffer, edges: tuple[int, ...]) -> Window:
+def runs_between(buffer: Buffer, edges: tuple[int, ...]) -> BlockWindow:
     """Return the window whose block i is the blocks from `edges[i]` to before `edges[i + 1]`; `edges` ascend."""
     widths = {after - before for before, after in pairwise(edges)}
     if len(widths) == 1:
         return run_of_blocks(buffer, edges[0], widths.pop())
-    return Window(buffer, edges[0], 0, 0, edges=edges)
+    return BlockWindow(buffer, edges[0], 0, 0, edges=edges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class Phase:
 
     plan: Plan
     ranks: tuple[int, ...]
-    input: Window
-    output: Window
+    input: BlockWindow
+    output: BlockWindow
     lower: bool = False
 
     @property
@@ -184,7 +185,7 @@ class _Frame(NamedTuple):
     apart.
     """
 
-    window: Window
+    window: BlockWindow
     blocks: int
     copies: int
     pitch: int
@@ -251,7 +252,7 @@ def _frames(phase: Phase, memory: VectorMemory) -> dict[Buffer, _Frame]:
     return frames
 
 
-def _is_whole(window: Window, blocks: int, memory: VectorMemory) -> bool:
+def _is_whole(window: BlockWindow, blocks: int, memory: VectorMemory) -> bool:
     length = window.edges[-1] - window.edges[0] if window.edges else blocks * window.width
     return length == memory.size_of(window.buffer)
 
@@ -261,7 +262,7 @@ def _shared(plan: Plan) -> Buffer:
     return Buffer.INPUT if plan.input.blocks in (0, plan.scratch.blocks) else Buffer.OUTPUT
 
 
-def _in_scratch(window: Window, block: int | None, memory: VectorMemory) -> Window:
+def _in_scratch(window: BlockWindow, block: int | None, memory: VectorMemory) -> BlockWindow:
     """Return `window`, or only its block `block`, moved to the first SCRATCH copy that phases use."""
     if block is not None and window.edges:
         window = run_of_blocks(window.buffer, window.edges[block], window.edges[block + 1] - window.edges[block])

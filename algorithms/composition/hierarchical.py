@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from unisono.algorithms.builders.arguments import check_ranks, check_supported
 from unisono.algorithms.builders.tree import at_root
-from unisono.algorithms.composition.embedding import Stage, Window, run_of_blocks, runs_between
+from unisono.algorithms.composition.embedding import BlockWindow, Stage, run_of_blocks, runs_between
 from unisono.algorithms.composition.host_levels import (
     Groups,
     Hosts,
@@ -303,11 +303,11 @@ class _ShareLayout(NamedTuple):
         """Return the group of the rank at a level."""
         return PhaseGroup(used, self.groups[level], self.rank)
 
-    def parts(self, level: int, buffer: Buffer) -> Window:
+    def parts(self, level: int, buffer: Buffer) -> BlockWindow:
         """Return the window of a vector of all shares, with one block for each part of the rank's host at a level."""
         return runs_between(buffer, self._edges(level))
 
-    def own(self, level: int, buffer: Buffer, alone: Buffer) -> Window:
+    def own(self, level: int, buffer: Buffer, alone: Buffer) -> BlockWindow:
         """Return the window of the shares of the rank's own part at a level.
 
         It lies in `buffer`, a vector of all shares, or in `alone` if the part is just this rank.

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.composition.embedding import (
+    BlockWindow,
     Phase,
     Stage,
     VectorMemory,
-    Window,
     in_sequence,
     run_of_blocks,
     scratch_copies,
@@ -100,7 +100,7 @@ class BlockRange(NamedTuple):
         """Return the span of all blocks of the range."""
         return Span(self.buffer, self.first, self.length)
 
-    def cut(self, blocks: int) -> Window:
+    def cut(self, blocks: int) -> BlockWindow:
         """Return the range as a window of `blocks` equal blocks. If `blocks` is 0, the plan does not use the window.
 
         Raises:
@@ -141,7 +141,7 @@ class PhaseGroup(NamedTuple):
         """Return the leader of the group: the root if it is a member, else the first member."""
         return root if root is not None and root in self.members else self.members[0]
 
-    def between(self, source: Window, target: Window, *, lower: bool = False) -> Stage:
+    def between(self, source: BlockWindow, target: BlockWindow, *, lower: bool = False) -> Stage:
         """Return the stage of this rank. The phase has its INPUT in the window `source` and its OUTPUT in `target`."""
         return Stage(self.method.lanes, Phase(self.plan(), self.members, source, target, lower))
 

@@ -18,7 +18,7 @@ from math import lcm
 from typing import NamedTuple
 
 from unisono.algorithms.builders.arguments import check_ranks, check_supported
-from unisono.algorithms.composition.embedding import Stage, Window, run_of_blocks
+from unisono.algorithms.composition.embedding import BlockWindow, Stage, run_of_blocks
 from unisono.algorithms.composition.host_levels import Hosts, levels_of, needs_equal, runs_of_ranks
 from unisono.algorithms.composition.phase_groups import BlockRange, PhaseGroup, composed, method
 from unisono.algorithms.ir.plan import Buffer, Copy, Group, Plan, Reduce, even
@@ -72,7 +72,9 @@ def alltoall_two_level(
     inner = PhaseGroup(method("alltoall", inside, position.sizes), ranks, rank)
     outer = PhaseGroup(method("alltoall", across, frozenset((hosts_count,))), peers_across, rank)
     # With q ranks per host, block h·q + i of SCRATCH comes from local index i of this host and goes on to host h.
-    unsorted, by_host = (Window(buffer, 0, hosts_count, 1, len(ranks)) for buffer in (Buffer.INPUT, Buffer.SCRATCH))
+    unsorted, by_host = (
+        BlockWindow(buffer, 0, hosts_count, 1, len(ranks)) for buffer in (Buffer.INPUT, Buffer.SCRATCH)
+    )
     source = Buffer.INPUT if inner.is_idle else Buffer.SCRATCH
     stages = (
         inner.idle() if inner.is_idle else inner.between(unsorted, by_host),

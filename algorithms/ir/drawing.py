@@ -52,7 +52,7 @@ class DrawnGroup(NamedTuple):
     groups: tuple[Group, ...]
 
 
-class Move(NamedTuple):
+class DrawnMove(NamedTuple):
     """Data that goes from rank `source` to rank `target`.
 
     Attributes:
@@ -154,9 +154,9 @@ _TEXTS: dict[type, Callable[[Any, _Name], str]] = {
 }
 
 
-def moves(plans: Sequence[Plan], row: DrawnGroup) -> list[Move]:
+def moves(plans: Sequence[Plan], row: DrawnGroup) -> list[DrawnMove]:
     """Return the moves in one row of `rows(plans)`. A move whose two ends are both among `plans` is returned once."""
-    of_pairs: dict[tuple[int, int], list[tuple[int, Move]]] = {}
+    of_pairs: dict[tuple[int, int], list[tuple[int, DrawnMove]]] = {}
     for plan, group in zip(plans, row.groups, strict=True):
         for step in group.steps:
             for move in _MOVES.get(type(step), _nothing)(step, plan):
@@ -164,27 +164,27 @@ def moves(plans: Sequence[Plan], row: DrawnGroup) -> list[Move]:
     return [_merged(described) for described in of_pairs.values()]
 
 
-def _merged(described: Sequence[tuple[int, Move]]) -> Move:
+def _merged(described: Sequence[tuple[int, DrawnMove]]) -> DrawnMove:
     """Return one move for the steps between two ranks. Each step is described by the rank that has it in its plan."""
     source, target = described[0][1][:2]
     namer = source if any(rank == source for rank, _ in described) else target
     data = ",".join(move.data for rank, move in described if rank == namer)
-    return Move(source, target, any(move.combines for _, move in described), data)
+    return DrawnMove(source, target, any(move.combines for _, move in described), data)
 
 
-def _nothing(step: Any, plan: Plan) -> list[Move]:
+def _nothing(step: Any, plan: Plan) -> list[DrawnMove]:
     return []
 
 
-_MOVES: dict[type, Callable[[Any, Plan], list[Move]]] = {
-    Send: lambda step, plan: [Move(plan.rank, step.peer, False, _text(plan, step.src))],
-    Recv: lambda step, plan: [Move(step.peer, plan.rank, False, _text(plan, step.dst))],
-    RecvReduce: lambda step, plan: [Move(step.peer, plan.rank, True, _text(plan, step.dst))],
-    Read: lambda step, plan: [Move(step.peer, plan.rank, False, _text(plan, step.src))],
+_MOVES: dict[type, Callable[[Any, Plan], list[DrawnMove]]] = {
+    Send: lambda step, plan: [DrawnMove(plan.rank, step.peer, False, _text(plan, step.src))],
+    Recv: lambda step, plan: [DrawnMove(step.peer, plan.rank, False, _text(plan, step.dst))],
+    RecvReduce: lambda step, plan: [DrawnMove(step.peer, plan.rank, True, _text(plan, step.dst))],
+    Read: lambda step, plan: [DrawnMove(step.peer, plan.rank, False, _text(plan, step.src))],
     ReadReduce: lambda step, plan: [
-        Move(peer, plan.rank, True, _text(plan, src)) for peer, src in step.sources if peer != plan.rank
+        DrawnMove(peer, plan.rank, True, _text(plan, src)) for peer, src in step.sources if peer != plan.rank
     ],
-    Write: lambda step, plan: [Move(plan.rank, step.peer, False, _text(plan, step.src))],
+    Write: lambda step, plan: [DrawnMove(plan.rank, step.peer, False, _text(plan, step.src))],
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from unisono.algorithms.schedules.memory import Block
+from unisono.algorithms.schedules.memory import ScheduleBlock
 from unisono.algorithms.schedules.running import Atom
 
 
@@ -25,7 +25,7 @@ class Transfer:
     """
 
     atoms: list[Atom]
-    more: list[list[Block]] = field(default_factory=list)
+    more: list[list[ScheduleBlock]] = field(default_factory=list)
     reads_after: set[tuple[int, bool]] = field(default_factory=set)
     writes_after: set[tuple[int, bool]] = field(default_factory=set)
 

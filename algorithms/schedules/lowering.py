@@ -31,7 +31,7 @@ from unisono.algorithms.builders.lane_pieces import lane_from_groups
 from unisono.algorithms.ir.plan import Copy, Group, Plan, Recv, RecvReduce, Reduce, Send, Span, Step
 from unisono.algorithms.schedules.happening import MOST_EVENTS, sorted_behind
 from unisono.algorithms.schedules.joining import Transfer, transfers_of
-from unisono.algorithms.schedules.memory import Block, Content, RankMemory
+from unisono.algorithms.schedules.memory import Content, RankMemory, ScheduleBlock
 from unisono.algorithms.schedules.moves import Schedule
 from unisono.algorithms.schedules.running import ScheduleRun
 from unisono.errors import PlanError
@@ -152,7 +152,7 @@ def _steps(transfer: Transfer) -> list[tuple[int, Step]]:
     return [(target_rank, Reduce(target, (own, source, *map(_span, transfer.more)), lower))]
 
 
-def _span(blocks: Sequence[Block]) -> Span:
+def _span(blocks: Sequence[ScheduleBlock]) -> Span:
     stride = blocks[1].number - blocks[0].number if len(blocks) > 1 else 1
     return Span(blocks[0].buffer, blocks[0].number, len(blocks), stride)
 

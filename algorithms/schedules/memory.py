@@ -30,7 +30,7 @@ from unisono.errors import PlanError
 CELL_NAMES = {"i": "input", "o": "output", "s": "scratch", "t": "values passed on"}
 
 
-class Block(NamedTuple):
+class ScheduleBlock(NamedTuple):
     """A block of a buffer of a plan."""
 
     buffer: Buffer
@@ -55,7 +55,7 @@ class RankMemory:
         # In collectives that reduce, shares are parts of a vector of any length, so all of them differ.
         self._kinds = schedule.chunks * (schedule.size if self._contract.reduces and self._has_shares() else 1)
         self._contents: dict[Cell, Content] = {}
-        self._written: dict[Cell, Block] = {}
+        self._written: dict[Cell, ScheduleBlock] = {}
         self._scratch: dict[tuple[Cell, int], int] = {}
         self._taken: set[int] = set()
         self.input = self._partition(self._contract.input) if self._has_input else Partition(0)
@@ -73,7 +73,7 @@ class RankMemory:
             return ("i", index + shift) if letter == "o" else cell
         return ("i", index)
 
-    def read(self, cell: Cell) -> tuple[Block, Content]:
+    def read(self, cell: Cell) -> tuple[ScheduleBlock, Content]:
         """Return the block that a chunk is now, and its content.
 
         Raises:
@@ -86,9 +86,9 @@ class RankMemory:
         if index is None:
             raise PlanError(f"chunk {cell[1]} of the {CELL_NAMES[cell[0]]} is read before anything is written there")
         share_or_vector = index if self._contract.reduces or not self._has_shares() else index % self._chunks
-        return Block(Buffer.INPUT, index), Content(share_or_vector, 1 << self._rank)
+        return ScheduleBlock(Buffer.INPUT, index), Content(share_or_vector, 1 << self._rank)
 
-    def write(self, cells: Sequence[Cell], contents: Sequence[Content]) -> list[Block]:
+    def write(self, cells: Sequence[Cell], contents: Sequence[Content]) -> list[ScheduleBlock]:
         """Note that chunks are written; return the blocks that they are from now on.
 
         Raises:
@@ -101,14 +101,14 @@ class RankMemory:
         self._contents.update(zip(homes, contents, strict=True))
         return blocks
 
-    def unwritten(self) -> list[tuple[Block, Block, Content]]:
+    def unwritten(self) -> list[tuple[ScheduleBlock, ScheduleBlock, Content]]:
         """Return the blocks of INPUT that are results as they are, with the block of OUTPUT and the content of each."""
         result = []
         for index in range(self.output.blocks):
             home = self.home(("o", index))
             if home not in self._written and self._input_index(home) is not None:
                 source, content = self.read(home)
-                result.append((source, Block(Buffer.OUTPUT, index), content))
+                result.append((source, ScheduleBlock(Buffer.OUTPUT, index), content))
         return result
 
     def scratch(self) -> Partition:
@@ -134,13 +134,13 @@ class RankMemory:
                 self._scratch[key] = start + number
                 self._taken.add(start + number)
 
-    def _block_to_write(self, home: Cell, kind: int) -> Block:
+    def _block_to_write(self, home: Cell, kind: int) -> ScheduleBlock:
         index = self._output_index(home)
         if index is not None:
-            return Block(Buffer.OUTPUT, index)
+            return ScheduleBlock(Buffer.OUTPUT, index)
         if home[0] == "i" and not self._in_place:
             raise PlanError(f"chunk {home[1]} of the input is written, which only a schedule in place may do")
-        return Block(Buffer.SCRATCH, self._scratch[home, kind])
+        return ScheduleBlock(Buffer.SCRATCH, self._scratch[home, kind])
 
     def _input_index(self, home: Cell) -> int | None:
         """Return the block of INPUT that lies at a chunk, or None."""

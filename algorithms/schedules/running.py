@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.schedules.happening import Happening
-from unisono.algorithms.schedules.memory import CELL_NAMES, Block, Content, RankMemory
+from unisono.algorithms.schedules.memory import CELL_NAMES, Content, RankMemory, ScheduleBlock
 from unisono.algorithms.schedules.moves import Cell, Schedule
 from unisono.errors import PlanError
 
@@ -33,9 +33,9 @@ class Atom:
     """
 
     ranks: tuple[int, int]
-    source: Block
-    target: Block
-    own: Block | None
+    source: ScheduleBlock
+    target: ScheduleBlock
+    own: ScheduleBlock | None
     kind: int
     lower: bool
     reads_after: set[tuple[int, bool]] = field(default_factory=set)
@@ -95,7 +95,7 @@ class ScheduleRun:
         self._moves = schedule.moves
         self._accesses = _Accesses(happening, schedule.events)
         self._reduces, self._all_ranks = CONTRACTS[schedule.collective].reduces, (1 << schedule.size) - 1
-        self._sources: dict[int, tuple[Block, Content, set[tuple[int, bool]]]] = {}  # by atom
+        self._sources: dict[int, tuple[ScheduleBlock, Content, set[tuple[int, bool]]]] = {}  # by atom
         self.memories = [RankMemory(schedule, rank) for rank in range(schedule.size)]
         self.ends = list(accumulate(len(move.source.cells) for move in schedule.moves))
         written: dict[int, Atom] = {}
@@ -128,7 +128,7 @@ class ScheduleRun:
         move = self._moves[number]
         (rank, cells), memory, numbers = move.target, self.memories[move.target.rank], self._atoms_of(number)
         sources = [self._sources.pop(atom) for atom in numbers]
-        owns: list[tuple[Block, Content] | None] = [None] * len(cells)
+        owns: list[tuple[ScheduleBlock, Content] | None] = [None] * len(cells)
         after: list[set[tuple[int, bool]]] = [set() for _ in cells]
         for at, own in enumerate(move.own or ()):
             after[at] |= self._accesses.read((rank, memory.home(own)), numbers[at], move.writes, by_write=True)
@@ -145,7 +145,7 @@ class ScheduleRun:
             )
         ]
 
-    def _completes(self, content: Content, own: tuple[Block, Content] | None) -> bool:
+    def _completes(self, content: Content, own: tuple[ScheduleBlock, Content] | None) -> bool:
         """Return whether a combination gives a result that was none before."""
         return self._reduces and own is not None and content.ranks == self._all_ranks != own[1].ranks
 

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 
-class Bound(NamedTuple):
+class LowerBound(NamedTuple):
     """The least volume that the busiest of p ranks sends and combines, as functions of p."""
 
     sent: Callable[[int], Fraction]
@@ -35,18 +35,18 @@ def _all_but_own_share(size: int) -> Fraction:
     return Fraction(size - 1, size)
 
 
-BOUNDS: dict[str, Bound] = {
-    "allreduce": Bound(lambda size: Fraction(2 * (size - 1), size), _all_but_own_share),
-    "reduce": Bound(_all_but_own_share, _all_but_own_share),
-    "reduce_scatter": Bound(_all_but_own_share, _all_but_own_share),
-    "scan": Bound(_all_but_own_share, _all_but_own_share),
-    "exscan": Bound(_all_but_own_share, lambda size: Fraction(max(0, size - 2), size)),
-    "broadcast": Bound(_all_but_own_share, _nothing),
-    "scatter": Bound(_share, _nothing),
-    "gather": Bound(_share, _nothing),
-    "allgather": Bound(_all_but_own_share, _nothing),
-    "alltoall": Bound(_all_but_own_share, _nothing),
-    "barrier": Bound(_nothing, _nothing),
+BOUNDS: dict[str, LowerBound] = {
+    "allreduce": LowerBound(lambda size: Fraction(2 * (size - 1), size), _all_but_own_share),
+    "reduce": LowerBound(_all_but_own_share, _all_but_own_share),
+    "reduce_scatter": LowerBound(_all_but_own_share, _all_but_own_share),
+    "scan": LowerBound(_all_but_own_share, _all_but_own_share),
+    "exscan": LowerBound(_all_but_own_share, lambda size: Fraction(max(0, size - 2), size)),
+    "broadcast": LowerBound(_all_but_own_share, _nothing),
+    "scatter": LowerBound(_share, _nothing),
+    "gather": LowerBound(_share, _nothing),
+    "allgather": LowerBound(_all_but_own_share, _nothing),
+    "alltoall": LowerBound(_all_but_own_share, _nothing),
+    "barrier": LowerBound(_nothing, _nothing),
 }
 
 

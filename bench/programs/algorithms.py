@@ -30,7 +30,7 @@ from rich.table import Table
 import unisono as un
 from unisono.algorithms.catalogue.registry import candidates_of
 from unisono.bench.sizes import format_size, parse_sizes
-from unisono.collectives.measurement.call_trials import Trials
+from unisono.collectives.measurement.call_trials import CallTrials
 from unisono.errors import UsageError
 from unisono.foundation import streams
 from unisono.foundation.program import begin
@@ -101,7 +101,7 @@ def standings(points: Sequence[Point]) -> list[Standing]:
 
 def measured(comm: un.Communicator, request: Request) -> None:
     """Measure all sizes on a communicator; rank 0 reports each point to the parent process."""
-    trials, draw = Trials(comm, run_s=request.run_s), random.Random(_SEED)
+    trials, draw = CallTrials(comm, run_s=request.run_s), random.Random(_SEED)
     for size in request.sizes:
         nbytes = trials.nbytes(request.collective, size)
         chosen = request.chosen or str(comm.explain(request.collective, nbytes).choice.variant)

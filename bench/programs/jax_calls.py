@@ -25,7 +25,7 @@ from rich.status import Status
 from rich.table import Table
 
 from unisono.bench.adapters.jax_programs import calls_of
-from unisono.bench.driver import Driver, Results, Settings
+from unisono.bench.driver import BenchDriver, Results, Settings
 from unisono.bench.peers import peer
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.errors import UsageError
@@ -66,7 +66,7 @@ def main() -> None:
         raise SystemExit(f"unisono: {error}") from None
     load = os.getloadavg()[0]
     with console.status("starting") as status:
-        results = Driver(settings, _Observer(status)).run()
+        results = BenchDriver(settings, _Observer(status)).run()
     for failure in results.failures:
         console.print(f"{failure.library} at {format_size(failure.nbytes)}: {failure.reason}", markup=False)
     rows = times_of(results)

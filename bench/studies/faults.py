@@ -204,7 +204,7 @@ FAULTS = (
 )
 
 
-class Answers(NamedTuple):
+class SourceAnswers(NamedTuple):
     """The answers of the sources about a fault, and whether each named the culprit: None if it cannot know of it."""
 
     fault: PlannedFault
@@ -212,7 +212,7 @@ class Answers(NamedTuple):
     named: dict[str, bool | None]
 
 
-def ask(fault: PlannedFault, folder: Path) -> Answers:
+def ask(fault: PlannedFault, folder: Path) -> SourceAnswers:
     """Run the job with a fault, and ask all sources.
 
     Args:
@@ -248,7 +248,7 @@ def ask(fault: PlannedFault, folder: Path) -> Answers:
         "log": "\n".join(line for line in lines if line.startswith("unisono: ") or "] unisono [" in line),
     }
     texts = {source: _without_folders(text, folder) for source, text in texts.items()}
-    return Answers(fault, texts, {source: _names(fault.says[source], texts[source]) for source in SOURCES})
+    return SourceAnswers(fault, texts, {source: _names(fault.says[source], texts[source]) for source in SOURCES})
 
 
 def _without_folders(text: str, folder: Path) -> str:
@@ -303,7 +303,7 @@ def _output(command: Sequence[str]) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=RUN_LIMIT_S, check=True).stdout
 
 
-def show(answers: Sequence[Answers]) -> Table:
+def show(answers: Sequence[SourceAnswers]) -> Table:
     """Return a table of the faults, with the sentence of each source that names the culprit."""
     table = Table("fault", *SOURCES, title="Does the source name the culprit?", show_lines=True)
     for each in answers:
@@ -311,14 +311,14 @@ def show(answers: Sequence[Answers]) -> Table:
     return table
 
 
-def _cell(answers: Answers, source: str) -> str:
+def _cell(answers: SourceAnswers, source: str) -> str:
     named = answers.named[source]
     if named is None:
         return f"– {answers.fault.says[source]}"
     return "yes" if named else "[red]NO[/]"
 
 
-def document(answers: Answers) -> dict[str, Any]:
+def document(answers: SourceAnswers) -> dict[str, Any]:
     """Return the answers as values for JSON."""
     return {"fault": answers.fault.name, "named": answers.named, "said": answers.texts}
 

@@ -33,7 +33,7 @@ from unisono.bench.studies.regret import NAMED, RUN_S, RunRanks, StudySettings, 
 from unisono.errors import UnisonoError
 from unisono.foundation.program import begin
 from unisono.tuning.decide.table import compiled, dumped, to_json
-from unisono.tuning.measure.measurement_log import Store
+from unisono.tuning.measure.measurement_log import MeasurementStore
 
 COLLECTIVES = ("allreduce", "broadcast", "allgather")
 MPI_NATIVE = "mpi.native"
@@ -110,7 +110,7 @@ def _ranks(place: MpiPlace, ranks: int) -> RunRanks:
 
 def _write_own(both: Path, own: Path) -> None:
     """Write the table that follows from the measurements of only Unisono's own algorithms."""
-    measured = Store(both.with_suffix(".jsonl")).read()
+    measured = MeasurementStore(both.with_suffix(".jsonl")).read()
     table = compiled(each for each in measured if each.variant != MPI_NATIVE)
     own.write_text(dumped(to_json(table)), encoding="utf-8")
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import unisono as un
 from unisono.bench.statistics import usual_s
-from unisono.collectives.measurement.call_trials import CallCycle, Trials
+from unisono.collectives.measurement.call_trials import CallCycle, CallTrials
 from unisono.collectives.measurement.link_probes import rounds_calibrated
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import Parameters
@@ -49,7 +49,7 @@ Forecast: TypeAlias = tuple[str, dict[str, float]]
 class TimedVariants(NamedTuple):
     """All variants at a point: their calls, the times of each round up to now, and the least of them in seconds."""
 
-    trials: Trials
+    trials: CallTrials
     nbytes: int
     runs: Mapping[str, CallCycle]
     times_s: dict[str, list[float]]
@@ -72,7 +72,7 @@ class Sweep:
     def __init__(self, world: un.Communicator, request: Mapping[str, Any]) -> None:
         self.spent_s = 0.0
         self._world, self._request = world, request
-        self._trials, self._draw = Trials(world), random.Random(SEED)
+        self._trials, self._draw = CallTrials(world), random.Random(SEED)
 
     def study(self) -> dict[str, Any]:
         """Measure the points of each collective, and predict them by the model."""
@@ -99,7 +99,7 @@ class Sweep:
 
     def _prepared(self, collective: str, nbytes: int, also: Sequence[str]) -> TimedVariants:
         """Return all variants that can run at a point, after a few calls of each."""
-        world, trials, runs = self._world, Trials(self._world), dict[str, CallCycle]()
+        world, trials, runs = self._world, CallTrials(self._world), dict[str, CallCycle]()
         able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
         for name in dict.fromkeys((*able, *also)):
             with suppress(un.NoAlgorithmError):

@@ -22,7 +22,7 @@ from unisono.foundation.program import begin
 from unisono.tuning.machine.parameters import Link
 from unisono.tuning.machine.topology import Level, Topology
 from unisono.tuning.simulator.simulate import Simulation, simulate
-from unisono.tuning.simulator.training import Training, simulate_training
+from unisono.tuning.simulator.training import TrainingForecast, simulate_training
 
 SPREADS = (0.0, 0.02, 0.04, 0.06)
 
@@ -58,7 +58,7 @@ def cosmoflow() -> list[tuple[str, str]]:
     reduced = _of("allreduce", "rabenseifner", 28e6, Topology(8192, ARIES))
     rows = [("allreduce of 28 MB", f"{reduced.seconds * 1e3:.1f} ms")]
     for spread in SPREADS:
-        training = Training(0.130, (reduced.seconds / 4,) * 4, spread=spread)
+        training = TrainingForecast(0.130, (reduced.seconds / 4,) * 4, spread=spread)
         rows.append((f"efficiency, spread {spread:.0%}", _both(training, 8192)))
     return rows
 
@@ -68,7 +68,7 @@ def hep() -> list[tuple[str, str]]:
     reduced = _of("allreduce", "circulant", 2.4e6, Topology(1000, ARIES))
     rows = [("allreduce of 2.4 MB", f"{reduced.seconds * 1e3:.2f} ms")]
     for spread in SPREADS:
-        training = Training(0.050, (reduced.seconds,), spread=spread, overlap=False)
+        training = TrainingForecast(0.050, (reduced.seconds,), spread=spread, overlap=False)
         by_lag = [simulate_training(training._replace(lag=lag), 1000, 200).efficiency for lag in (0, 1)]
         rows.append((f"efficiency, spread {spread:.0%}", f"lag 0: {by_lag[0]:.1%}, lag 1: {by_lag[1]:.1%}"))
     return rows
@@ -104,7 +104,7 @@ def climate() -> list[tuple[str, str]]:
         reduced = _of("allreduce", algorithm, 175e6, topology, **params)
         rows.append((f"{name}: allreduce of 175 MB", f"{reduced.seconds * 1e3:.1f} ms"))
         for lag in (0, 1):
-            training = Training(1.1, (reduced.seconds / 8,) * 8, spread=0.02, lag=lag)
+            training = TrainingForecast(1.1, (reduced.seconds / 8,) * 8, spread=0.02, lag=lag)
             rows.append((f"{name}: efficiency, spread 2%, lag {lag}", _both(training, 27_360)))
     return rows
 
@@ -166,7 +166,7 @@ def _of(collective: str, algorithm: str, nbytes: float, over: Topology, segments
     return simulate(find(collective, algorithm), nbytes, over, segments=segments, params=params)
 
 
-def _both(training: Training, size: int) -> str:
+def _both(training: TrainingForecast, size: int) -> str:
     apart, together = (
         simulate_training(training._replace(overlap=overlap), size).efficiency for overlap in (False, True)
     )

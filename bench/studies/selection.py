@@ -41,7 +41,7 @@ from unisono.errors import UsageError
 from unisono.foundation.program import begin
 from unisono.tuning.decide.rank_interpolation import (
     Interpolation,
-    Point,
+    MeasuredPoint,
     Predictions,
     Round,
     Steps,
@@ -86,7 +86,7 @@ TIME_SHARE = 0.44
 class PredictedPoint(NamedTuple):
     """A point predicted from other numbers of ranks: the times of all algorithms, and of the library's own choice."""
 
-    point: Point
+    point: MeasuredPoint
     seconds: dict[str, float]
     default_s: float | None
     by_steps: Predictions
@@ -141,7 +141,7 @@ def read(path: Path) -> list[tuple[Round, float | None]]:
     for (coll, size, per_host, count, *_), times in by_round.items():
         middle = {name: float(np.median(of_name)) for name, of_name in times.items()}
         default_s = middle.pop(DEFAULT, None)
-        point = Point(NAMES.get(coll, coll.lower()), 4 * int(count), int(size), int(per_host))
+        point = MeasuredPoint(NAMES.get(coll, coll.lower()), 4 * int(count), int(size), int(per_host))
         if len(middle) > 1:
             rounds.append((Round(point, middle), default_s))
     return rounds

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from unisono.collectives.api.point_to_point import Messages
 from unisono.collectives.arrays import operands
 from unisono.collectives.calls.displaced import FollowedWork
-from unisono.collectives.calls.message_handoff import Together
+from unisono.collectives.calls.message_handoff import AllOperations
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class BlockExchange(Messages):
         # Each rank begins with another one, so that not all of them send to the same rank at once.
         outgoing.sort(key=lambda each: (each[0] - self.rank) % self.size)
         sends = [sent.start(self._executor, rank, _TAG) for rank, sent in outgoing]
-        together = Together([*(receive for _, receive in receives), *sends])
+        together = AllOperations([*(receive for _, receive in receives), *sends])
 
         def finish(_: Any) -> list[Any]:
             for to, receive in receives:

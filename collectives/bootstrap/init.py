@@ -43,7 +43,7 @@ from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.transports.links.preference import resolved
 from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.recorder.recorder import dump_of_start
-from unisono.transports.rendezvous.roster import Member, Roster, tls_of
+from unisono.transports.rendezvous.roster import Roster, RosterMember, tls_of
 from unisono.transports.rendezvous.tcp_store import StoreServer
 from unisono.tuning.decide.choice import TunerState
 from unisono.tuning.machine.parameters import NETWORK, at_level
@@ -389,7 +389,7 @@ def join_world(
     job = _Job(session, rendezvous, options, server)
     cores = sum(1 << core for core in os.sched_getaffinity(0))
     identity = session.identity
-    me = Member(
+    me = RosterMember(
         identity.rank,
         session.addresses,
         f"{cores:x}",

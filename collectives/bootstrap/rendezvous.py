@@ -19,7 +19,7 @@ from unisono.transports.rendezvous import (
     store_of_process_group,
     torch_store_of,
 )
-from unisono.transports.rendezvous.roster import Member, Roster, Setting, failure, give_up, join, report_failure
+from unisono.transports.rendezvous.roster import Roster, RosterMember, Setting, failure, give_up, join, report_failure
 from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer
 from unisono.transports.tcp.tls import TlsPolicy
@@ -43,7 +43,7 @@ class Rendezvous(Protocol):
     key: bytes
     comm: Any
 
-    def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
+    def join(self, me: RosterMember, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
         """Publish this rank and return the roster of all ranks; see `roster.join`."""
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ class SingleRank:
     def __init__(self) -> None:
         self.key = os.urandom(KEY_NBYTES)
 
-    def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
+    def join(self, me: RosterMember, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
         return Roster((me,), settings)
 
     def end(self) -> None:
@@ -122,7 +122,7 @@ class StoreRendezvous:
             self.close()
             raise
 
-    def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
+    def join(self, me: RosterMember, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
         return join(self._store, self._rank, self._size, me, timeout_s, settings=settings)
 
     def end(self) -> None:

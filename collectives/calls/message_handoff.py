@@ -145,7 +145,7 @@ class ReceiveFromNobody(ReceiveOperand):
         return _Nothing()
 
 
-class Together:
+class AllOperations:
     """The operation of several messages, which ends when all of them have ended."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:

@@ -29,7 +29,7 @@ class Moved(NamedTuple):
     move: Callable[[], None]
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """The share of one rank: its rows in the array, and its rows where the shares of all ranks follow each other."""
 
     rank: int
@@ -48,7 +48,7 @@ class Blocks:
     """
 
     names: tuple[str, str]
-    blocks: tuple[Block, ...]
+    blocks: tuple[RowBlock, ...]
     total: int
 
     @property
@@ -100,7 +100,7 @@ def checked_blocks(names: tuple[str, str], counts: Sequence[int], displacements:
     starts = checked_rows(names[1], displacements, size)
     places = accumulate(rows, initial=0)
     blocks = (
-        Block(rank, slice(start, start + count), slice(place, place + count))
+        RowBlock(rank, slice(start, start + count), slice(place, place + count))
         for rank, (count, start, place) in enumerate(zip(rows, starts, places, strict=False))
         if count
     )

@@ -1,7 +1,7 @@
 """`SerialQueue` runs functions one after the other, each in the caller's thread or in a thread of the queue.
 
 A caller first takes a *ticket*, which fixes the position of its function in the queue. Then it passes the function
-itself: to `Ticket.do`, which runs the function in this thread, or to `do_later`, for a thread of the queue.
+itself: to `QueueTicket.do`, which runs the function in this thread, or to `do_later`, for a thread of the queue.
 
 Used by: the reducer for custom ops, the verifier of results, and calls on a GPU. All must run their functions in
 the same order on all ranks. A thread pool would not do, because it runs a function in another thread even if the caller
@@ -38,7 +38,7 @@ def aborting_if_interrupted(executor: Executor) -> Iterator[None]:
         raise
 
 
-class Ticket:
+class QueueTicket:
     """The position of one function in a `SerialQueue`.
 
     Attributes:
@@ -68,21 +68,21 @@ class SerialQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects the attributes below
         self._last: Future[None] | None = None
-        self._waiting: deque[tuple[Ticket, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[QueueTicket, Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
 
     def are_over(self) -> bool:
         """Return whether all functions that have a ticket have ended."""
         return self._last is None or self._last.done()
 
-    def take(self) -> Ticket:
+    def take(self) -> QueueTicket:
         """Return the next ticket. The caller must pass it a function, because the functions of later tickets wait."""
         with self._lock:
-            ticket = Ticket(self._last)
+            ticket = QueueTicket(self._last)
             self._last = ticket.ended
         return ticket
 
-    def do_later(self, ticket: Ticket, job: Callable[[], None]) -> None:
+    def do_later(self, ticket: QueueTicket, job: Callable[[], None]) -> None:
         """Let the thread of this queue run `job` as the function of `ticket`, when all earlier tickets have ended."""
         with self._lock:
             self._waiting.append((ticket, job))

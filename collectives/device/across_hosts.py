@@ -37,9 +37,9 @@ from unisono.collectives.device.host_phases import (
     PHASES,
     Elements,
     Inside,
+    PhaseSegment,
     Rails,
     Runs,
-    Segment,
     refuses_hosts,
     segments_of,
     without,
@@ -53,7 +53,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray, Extent, MemoryType, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda.device import Device, Event, Extent as Copied, Stream
+from unisono.transports.cuda.device import Device, DeviceCopy, Event, Stream
 from unisono.transports.cuda.executors.message_run import MessageMemory, MessageRun
 from unisono.transports.cuda.executors.staging import await_event
 from unisono.transports.cuda.peers.peer_exchange import exchange
@@ -219,7 +219,7 @@ class AcrossHosts:
                 self._to_host_nbytes += nbytes
         self._device.record(slot.fetched, self._inward)
 
-    def _packed(self, call: PhasedCall, segment: Segment, slot: Slot) -> int:
+    def _packed(self, call: PhasedCall, segment: PhaseSegment, slot: Slot) -> int:
         """Return the address of the elements that a segment reads, packed together; 0 if this rank has none."""
         if call.source and len(segment.reads) > 1:
             self._pack(call, slot.packed, call.source, segment.reads, self._inward)
@@ -253,7 +253,7 @@ class AcrossHosts:
         nbytes = part.call.nbytes(between.elements)
         return self.detour is None and not between.of_all and nbytes >= LEAST_DIRECT_NBYTES
 
-    def _exchange_there(self, call: PhasedCall, segment: Segment, slot: Slot, deadline: Deadline) -> None:
+    def _exchange_there(self, call: PhasedCall, segment: PhaseSegment, slot: Slot, deadline: Deadline) -> None:
         """Make the call between hosts in memory of the device, if this rank is in a rail."""
         if self._rail is None or self._rail_links is None:
             return
@@ -263,7 +263,7 @@ class AcrossHosts:
         run = MessageRun(self._rail_links, self._device, self._outward, self._messages, planned, (source, target))
         run.run(deadline)
 
-    def _exchange(self, call: PhasedCall, segment: Segment, slot: Slot, deadline: Deadline) -> None:
+    def _exchange(self, call: PhasedCall, segment: PhaseSegment, slot: Slot, deadline: Deadline) -> None:
         """Make the call between hosts in pinned memory."""
         between = segment.between
         memory = slot.host.of(call.nbytes(between.elements)).view(numpy_dtype(call.dtype))
@@ -316,7 +316,7 @@ class AcrossHosts:
         """Issue copies of ranges of elements of an array to `dst`, where they lie without gaps."""
         extents = []
         for first, count in runs:
-            extents.append(Copied(dst, src + call.nbytes(first), call.nbytes(count)))
+            extents.append(DeviceCopy(dst, src + call.nbytes(first), call.nbytes(count)))
             dst += call.nbytes(count)
         self._copy(extents, stream)
 
@@ -324,11 +324,11 @@ class AcrossHosts:
         """Issue copies of elements that lie without gaps to their places in OUTPUT."""
         extents = []
         for first, count in runs:
-            extents.append(Copied(call.target + call.nbytes(first), src, call.nbytes(count)))
+            extents.append(DeviceCopy(call.target + call.nbytes(first), src, call.nbytes(count)))
             src += call.nbytes(count)
         self._copy(extents, self._outward)
 
-    def _copy(self, extents: Sequence[Copied], stream: Stream) -> None:
+    def _copy(self, extents: Sequence[DeviceCopy], stream: Stream) -> None:
         if len(extents) == 1:
             self._device.copy(*extents[0], stream)
         elif extents:

@@ -128,7 +128,7 @@ class Between(NamedTuple):
         return max(first + count for first, count in (self.source, self.target))
 
 
-class Segment(NamedTuple):
+class PhaseSegment(NamedTuple):
     """A part of a call.
 
     Attributes:
@@ -153,7 +153,7 @@ class Segment(NamedTuple):
         return self.outward is not None and self.writes[0][1] != self.outward[1]
 
 
-def segments_of(collective: str, whole: int, rails: Rails, most: int) -> list[Segment]:
+def segments_of(collective: str, whole: int, rails: Rails, most: int) -> list[PhaseSegment]:
     """Return the segments of a call on a whole vector of `whole` elements, each of about `most` elements."""
     if CONTRACTS[collective].input is Cut.VECTOR:
         return _of_vector(whole, rails, most)
@@ -161,7 +161,7 @@ def segments_of(collective: str, whole: int, rails: Rails, most: int) -> list[Se
     return [_of_shares(collective, share, (at, min(step, share - at)), rails) for at in range(0, share, step)]
 
 
-def _of_vector(whole: int, rails: Rails, most: int) -> list[Segment]:
+def _of_vector(whole: int, rails: Rails, most: int) -> list[PhaseSegment]:
     """Cut a vector. The elements at its end that the rails cannot divide are a segment of all ranks.
 
     A host with more ranks than there are rails repeats the first part for each further rank, whose result is not used.
@@ -174,14 +174,16 @@ def _of_vector(whole: int, rails: Rails, most: int) -> list[Segment]:
         part = length // ways
         reads = ((first, length), *[(first, part)] * (ranks - ways))
         between = Between((0, part), (0, part))
-        segments.append(Segment(reads, (ranks * part, part), (), between, (part, ranks * part), ((first, length),)))
+        segments.append(
+            PhaseSegment(reads, (ranks * part, part), (), between, (part, ranks * part), ((first, length),))
+        )
     if divided < whole:
         run, part = ((divided, whole - divided),), whole - divided
-        segments.append(Segment(run, None, (), Between((0, part), (0, part), of_all=True), None, run))
+        segments.append(PhaseSegment(run, None, (), Between((0, part), (0, part), of_all=True), None, run))
     return segments
 
 
-def _of_shares(collective: str, share: int, part: Run, rails: Rails) -> Segment:
+def _of_shares(collective: str, share: int, part: Run, rails: Rails) -> PhaseSegment:
     """Return the segment of one part of all shares, which have `share` elements each."""
     contract, (first, count) = CONTRACTS[collective], part
     hosts, ranks = len(rails.hosts), len(rails.local)
@@ -194,15 +196,15 @@ def _of_shares(collective: str, share: int, part: Run, rails: Rails) -> Segment:
     if contract.input is Cut.SHARE:
         start = rails.host * count
         between = Between((start, count), (0, of_host), ((0, 0), (start, count)))
-        return Segment((part,), None, (), between, (of_host, whole), by_rail)
+        return PhaseSegment((part,), None, (), between, (of_host, whole), by_rail)
     if contract.output is Cut.SHARE:
         start = rails.host * count
         own = ((0, 0), (0, 0)) if contract.reduces else ((start, count), (0, 0))
-        return Segment(by_rail, (whole, of_host), (), Between((0, of_host), (start, count), own), None, (part,))
+        return PhaseSegment(by_rail, (whole, of_host), (), Between((0, of_host), (start, count), own), None, (part,))
     turned = tuple(((rank * hosts + host) * count, count) for host in range(hosts) for rank in range(ranks))
     start = rails.host * ranks * count
     between = Between((0, whole), (whole, whole), ((start, ranks * count), (whole + start, ranks * count)))
-    return Segment(by_rail, (whole, whole), turned, between, None, of(chain.from_iterable(rails.hosts)))
+    return PhaseSegment(by_rail, (whole, whole), turned, between, None, of(chain.from_iterable(rails.hosts)))
 
 
 def without(run: Run, kept: Run) -> Runs:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.collectives.calls.planning import CallSpec
 from unisono.collectives.calls.prepared import BoundArray
-from unisono.collectives.device.host_phases import PHASES, Inside, Rails, Segment
+from unisono.collectives.device.host_phases import PHASES, Inside, PhaseSegment, Rails
 from unisono.collectives.device.routes import address_of
 from unisono.operations import OPERATIONS, Lower, Op, operation
 
@@ -47,35 +47,35 @@ class PhasedCall:
         """Return whether the ranks of this host take part in a phase inside hosts."""
         return inside is not None and (not inside.at_root or self.root is None or self.root[0] == self._rails.host)
 
-    def sends(self, segment: Segment) -> bool:
+    def sends(self, segment: PhaseSegment) -> bool:
         """Return whether this rank has an INPUT in the call between hosts."""
         return self._is_in(segment) and self._contract.has_input(*self._place(segment))
 
-    def receives(self, segment: Segment) -> bool:
+    def receives(self, segment: PhaseSegment) -> bool:
         """Return whether this rank has an OUTPUT in the call between hosts."""
         return self._is_in(segment) and self._contract.has_output(*self._place(segment))
 
-    def has_all(self, segment: Segment) -> bool:
+    def has_all(self, segment: PhaseSegment) -> bool:
         """Return whether the OUTPUT of the call between hosts is a part of INPUT, which this rank has."""
         rank, root = self._place(segment)
         return self._contract.input_at_root and rank == root
 
-    def is_lowered(self, segment: Segment) -> bool:
+    def is_lowered(self, segment: PhaseSegment) -> bool:
         """Return whether this rank divides the result of the call between hosts, because it is an average."""
         return self.op is not None and self.op.lower is Lower.DIVIDE_BY_SIZE and not segment.between.of_all
 
-    def spec_of(self, segment: Segment) -> CallSpec:
+    def spec_of(self, segment: PhaseSegment) -> CallSpec:
         """Return the call between hosts."""
         if segment.between.of_all:
             return self._spec._replace(algorithm=None)
         root = None if self.root is None else self.root[0]
         return self._spec._replace(op=self._between, root=root, algorithm=None)
 
-    def _is_in(self, segment: Segment) -> bool:
+    def _is_in(self, segment: PhaseSegment) -> bool:
         """Return whether this rank makes the call between hosts."""
         return segment.between.of_all or bool(self._rails.rail)
 
-    def _place(self, segment: Segment) -> tuple[int, int]:
+    def _place(self, segment: PhaseSegment) -> tuple[int, int]:
         """Return the positions of this rank and of the root among the ranks that make the call between hosts."""
         if segment.between.of_all:
             return self._rails.rank, self._spec.root or 0
@@ -86,7 +86,7 @@ class Part(NamedTuple):
     """A segment of a call."""
 
     call: PhasedCall
-    segment: Segment
+    segment: PhaseSegment
 
     def region_nbytes(self) -> tuple[int, int, int, int]:
         """Return the bytes of each memory that `Slot.reserve` lays out."""

@@ -28,7 +28,7 @@ class DeviceArray:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: ResultMemory,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
         dtype: np.dtype[Any],
@@ -114,7 +114,7 @@ class DeviceArray:
         return lend_by_dlpack(self, self._memory.pointer, self.__dlpack_device__())
 
 
-class Memory(Protocol):
+class ResultMemory(Protocol):
     """Device memory of an array; see `DeviceMemory`."""
 
     @property

@@ -42,7 +42,7 @@ PART_NBYTES = 4 << 20
 _MOST_KNOWN = 256
 
 
-class _Known(NamedTuple):
+class _KnownRoutes(NamedTuple):
     """The facts about calls on an array that a route keeps.
 
     Attributes:
@@ -66,7 +66,7 @@ class ByIpc:
         self._device = device
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s, most_blocks=most_blocks)
         self._stream = device.new_stream(most_blocks)
-        self._known: dict[CallSpec, _Known] = {}
+        self._known: dict[CallSpec, _KnownRoutes] = {}
         self._refused: dict[str, str] = {}  # other routes
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
@@ -129,7 +129,7 @@ class ByIpc:
         }
         return self._calls.explain_route(collective, nbytes, dtype, algorithm, {**refusals, **more})
 
-    def _of(self, spec: CallSpec) -> _Known:
+    def _of(self, spec: CallSpec) -> _KnownRoutes:
         """Return the facts about calls on an array."""
         known = self._known.get(spec)
         if known is None:
@@ -137,7 +137,7 @@ class ByIpc:
                 self._known.clear()
             refusal = self.refuses_spec(spec)
             choice = self._choice(spec) if refusal is None else STAGED
-            known = self._known[spec] = _Known(refusal, choice, choice if choice in ROUTES else "")
+            known = self._known[spec] = _KnownRoutes(refusal, choice, choice if choice in ROUTES else "")
         return known
 
     def _choice(self, spec: CallSpec) -> str:

@@ -18,7 +18,7 @@ from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.foundation.deadlines import Deadline
 from unisono.operations import OPERATIONS
-from unisono.transports.cuda.device import Allocation, Device, Event, Extent, Stream, is_over
+from unisono.transports.cuda.device import Allocation, Device, DeviceCopy, Event, Stream, is_over
 from unisono.transports.cuda.executors.staging import await_event
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Workspace:
         sources = [total.pointer, other.pointer]
         self.device.reduce(total.pointer, sources, total.size, dtype, OPERATIONS["sum"], 1, total.stream)
 
-    def copy_extents(self, extents: Iterable[Extent]) -> None:
+    def copy_extents(self, extents: Iterable[DeviceCopy]) -> None:
         """Make copies by one kernel, on the stream of the workspace."""
         self.device.copy_extents([extent for extent in extents if extent.dst != extent.src], self.stream)
 

@@ -83,7 +83,7 @@ def rewriting(sent: Any) -> Callable[[], Any]:
     return partial(np.copyto, sent, sent.copy())
 
 
-class Trials:
+class CallTrials:
     """Runs of calls on a communicator. Implements `tuning.measure.campaign.Trials`.
 
     Args:

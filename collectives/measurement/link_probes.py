@@ -16,7 +16,7 @@ from unisono.algorithms.catalogue.variants import Variant
 from unisono.algorithms.composition.phases import Composition
 from unisono.collectives.api.reduce_local import reduce_local
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.measurement.call_trials import Trials, rewriting
+from unisono.collectives.measurement.call_trials import CallTrials, rewriting
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.transports.reductions.definition import numpy_dtype
@@ -103,7 +103,7 @@ def rounds_calibrated(
     The short form measures calls of composed algorithms only, because their times do not follow from those of rounds.
     So with one host it measures no calls. All ranks of `comm` call this, and nothing else should run meanwhile.
     """
-    trials, question = Trials(comm), comm.explain("allreduce", 8).question
+    trials, question = CallTrials(comm), comm.explain("allreduce", 8).question
 
     def run_s(collective: str, algorithm: str, nbytes: int) -> float:
         nbytes = trials.nbytes(collective, nbytes)
@@ -128,7 +128,7 @@ def _fitting(comm: Communicator) -> tuple[int, ...]:
     return tuple(nbytes for nbytes in SHORT if nbytes * comm.size <= _LONGEST) or SHORT[:1]
 
 
-def _predicted(trials: Trials, collectives: Sequence[str], *, compositions_only: bool) -> dict[str, list[str]]:
+def _predicted(trials: CallTrials, collectives: Sequence[str], *, compositions_only: bool) -> dict[str, list[str]]:
     """Return, by collective, the algorithms whose time the model predicts (or only the composed ones of them)."""
     names = dict[str, list[str]]()
     for collective in collectives:

@@ -39,7 +39,7 @@ class WindowComm(Protocol):
         """Close the communicator and its executor."""
 
 
-class Target(Protocol):
+class WindowTarget(Protocol):
     """The part of one rank. Arguments have been checked, arrays are contiguous, and nothing here checks epochs.
 
     An operation returns None if it is done, and otherwise an `Operation` that ends when its result has been written.

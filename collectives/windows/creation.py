@@ -14,7 +14,7 @@ import numpy as np
 
 from unisono.collectives.arrays.mapped import element_of, extents_of
 from unisono.collectives.arrays.operands import check_dtype
-from unisono.collectives.windows.contracts import Target, WindowComm
+from unisono.collectives.windows.contracts import WindowComm, WindowTarget
 from unisono.collectives.windows.mapped import MappedTarget
 from unisono.collectives.windows.memory import Layout, Segment, SegmentName, layout_of, own_bytes, private_locks
 from unisono.collectives.windows.operations import Element
@@ -181,7 +181,7 @@ def _opened(
     parts: dict[int, _core.WindowPart],
     memory: dict[int, AnyArray],
 ) -> Window:
-    targets: list[Target] = [
+    targets: list[WindowTarget] = [
         MappedTarget(executor, parts[rank], rank) if rank in parts else RemoteTarget(executor, rank, comm.timeout_s)
         for rank in range(comm.size)
     ]

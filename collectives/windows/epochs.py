@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.collectives.windows.contracts import Target
+from unisono.collectives.windows.contracts import WindowTarget
 from unisono.errors import UsageError
 
 _ADVICE = "open one by fence(), lock(rank), lock_all() or start(ranks)"
@@ -31,9 +31,9 @@ class Epochs:
         is_fenced: whether a fence has begun the present epoch.
     """
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[WindowTarget]) -> None:
         self._targets = targets
-        self.open: dict[int, Target] = {}
+        self.open: dict[int, WindowTarget] = {}
         self.locked: dict[int, bool] = {}
         self.all_locked = False
         self.started: tuple[int, ...] | None = None

@@ -37,7 +37,7 @@ from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray
 
 if TYPE_CHECKING:
-    from unisono.collectives.windows.contracts import Target, WindowComm
+    from unisono.collectives.windows.contracts import WindowComm, WindowTarget
     from unisono.transports.contracts.executor import Operation, WindowExecutor
 
 _CLOSED = "this window is closed: make a new one by window() of a communicator"
@@ -59,7 +59,7 @@ class OpenWindow:
         self,
         comm: WindowComm,
         executor: WindowExecutor,
-        targets: Sequence[Target],
+        targets: Sequence[WindowTarget],
         sizes: tuple[int, ...],
         memory: dict[int, AnyArray],
         server: _core.WindowServer | None,
@@ -76,7 +76,7 @@ class OpenWindow:
         """Whether `close` or `abandon` has been called."""
         return self._refusal is not None
 
-    def target(self, rank: int) -> Target:
+    def target(self, rank: int) -> WindowTarget:
         """Return the target of an operation.
 
         Raises:
@@ -521,7 +521,7 @@ class Window:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _target(self, rank: int) -> Target:
+    def _target(self, rank: int) -> WindowTarget:
         """Return the target of an operation; raises as `OpenWindow.target`, which explains why there is none."""
         target = self._open.get(rank)
         if target is None or self._failed():

@@ -44,7 +44,7 @@ class Handler(Protocol):
         """The number of groups that have not sent their last message."""
 
 
-class Clock:
+class StalenessClock:
     """Decides when each group may contribute, so that the staleness of no contribution exceeds a bound.
 
     A message of a group holds `LAST` if it is its last one, and any other number otherwise. The answer holds the ticket

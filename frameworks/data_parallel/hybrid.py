@@ -26,7 +26,7 @@ from unisono import Communicator, UsageError, Work, wait_all
 from unisono.foundation.autograph import unconverted
 from unisono.foundation.uncopyable import uncopyable
 from unisono.frameworks.arrays import FlatArray, Named, first_names, flatten, flatten_all, pairs_of
-from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Handler
+from unisono.frameworks.data_parallel.center import LAST, Center, Handler, StalenessClock
 from unisono.frameworks.data_parallel.layers import Frame, change, layers_of, read, spread, write
 from unisono.frameworks.data_parallel.parameters import check_names, check_writable, verify_sync
 from unisono.frameworks.data_parallel.servers import FOREVER_S, Server
@@ -192,7 +192,7 @@ class HybridGroups:
         handlers: dict[int, Handler] = {}
         for index, server in enumerate(self._server_of):
             if server == self._world.rank and index == self._clock:
-                handlers[index] = Clock(len(members), staleness)
+                handlers[index] = StalenessClock(len(members), staleness)
             elif server == self._world.rank:
                 handlers[index] = Center(self._base[index].values.copy(), weights)
         return handlers

@@ -34,7 +34,7 @@ from unisono.frameworks.arrays import FlatArray, flattening_of
 from unisono.frameworks.gradients.compression import COMPRESSIONS, compression_of
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.pending import Pending
-from unisono.transports.cuda.device import Extent
+from unisono.transports.cuda.device import DeviceCopy
 from unisono.transports.cuda.devices import device_of
 from unisono.transports.cuda.kernels.quantised_form import QUANTISED_BLOCK, quantised_nbytes
 
@@ -150,8 +150,8 @@ class DeviceBuckets:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._packs: dict[int, list[Extent]] = {}
-        self._unpacks: list[Extent] = []
+        self._packs: dict[int, list[DeviceCopy]] = {}
+        self._unpacks: list[DeviceCopy] = []
         self._delivered: list[FlatArray] = []
 
     def begin(self) -> None:
@@ -165,7 +165,7 @@ class DeviceBuckets:
             begin = max(slot.pointer, bucket.pointer)
             end = min(slot.pointer + slot.nbytes, bucket.pointer + bucket.nbytes)
             if begin < end:
-                self._packs.setdefault(index, []).append(Extent(begin, source + begin - slot.pointer, end - begin))
+                self._packs.setdefault(index, []).append(DeviceCopy(begin, source + begin - slot.pointer, end - begin))
 
     def pack(self, index: int) -> None:
         """Issue the kernel that packs a bucket."""
@@ -175,7 +175,7 @@ class DeviceBuckets:
         """Note a result for `deliver` to unpack; return the array that will hold it."""
         if not lent.writable:
             return reduced.copy()
-        self._unpacks.append(Extent(lent.flat.ctypes.data, reduced.pointer, reduced.nbytes))
+        self._unpacks.append(DeviceCopy(lent.flat.ctypes.data, reduced.pointer, reduced.nbytes))
         self._delivered.append(lent)
         return lent.array
 
@@ -285,7 +285,7 @@ class _InNarrowFloats:
         device.dequantise(memory.pointer, wire.pointer, 1, memory.size, self._dtype, self._form, 1, stream)
 
 
-class _Part(NamedTuple):
+class _BucketPart(NamedTuple):
     """The part of a bucket that a rank owns: the index of its first element, and the number of its elements."""
 
     first: int
@@ -304,7 +304,7 @@ class _ByCodes:
         self._weight = world.size if op == "avg" else 1
         part = -(-memory.size // (world.size * QUANTISED_BLOCK)) * QUANTISED_BLOCK
         starts = [min(memory.size, owner * part) for owner in range(world.size + 1)]
-        self._parts = [_Part(begin, end - begin) for begin, end in pairwise(starts)]
+        self._parts = [_BucketPart(begin, end - begin) for begin, end in pairwise(starts)]
         self._row_nbytes = quantised_nbytes(self._form, part)
         nbytes = world.size * self._row_nbytes
         # Zeros, because the rows of shorter parts have bytes that no kernel writes.
@@ -376,6 +376,6 @@ class _ByCodes:
             )
 
     @staticmethod
-    def _element(vector: Vector, part: _Part) -> int:
+    def _element(vector: Vector, part: _BucketPart) -> int:
         itemsize: int = vector.dtype.itemsize
         return vector.pointer + part.first * itemsize

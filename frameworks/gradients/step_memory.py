@@ -22,7 +22,7 @@ from unisono.frameworks.gradients.layout import Gradient, Layout, layout_of
 from unisono.frameworks.gradients.on_device import DeviceBuckets
 from unisono.frameworks.gradients.timeline import BucketSpan, Step, now
 from unisono.frameworks.pending import Pending
-from unisono.transports.cuda.device import Extent
+from unisono.transports.cuda.device import DeviceCopy
 
 # Below this size, mapping shared memory costs more time than it saves.
 _LEAST_MAPPED_NBYTES = 100 << 10
@@ -232,7 +232,7 @@ class StepMemory(Slots):
             )
         made = self._workspace.zeros(gradient.elements, gradient.dtype)
         if lent is not None:
-            self._workspace.copy_extents([Extent(made.pointer, lent.flat.ctypes.data, made.nbytes)])
+            self._workspace.copy_extents([DeviceCopy(made.pointer, lent.flat.ctypes.data, made.nbytes)])
         return made.reshape(gradient.shape)
 
     def add_all(self, other: StepMemory) -> None:

@@ -58,7 +58,7 @@ _LEFT_OUT = -1  # the number of a call that the library does not make, as in mpi
 Shape: TypeAlias = "tuple[int, ...]"
 
 
-class Function(enum.IntEnum):
+class MpiFunction(enum.IntEnum):
     """The functions of MPI that XLA calls, numbered as in mpi_for_xla.cpp."""
 
     SPLIT = 0
@@ -185,18 +185,18 @@ class _Calls:
         self._communicators: dict[int, Communicator | BaseException] = {_WORLD: world}
         self._requests: dict[int, Any] = {}
         self._by_function: dict[int, Callable[..., int]] = {
-            Function.SPLIT: self._split,
-            Function.FREE: self._free,
-            Function.RANK: self._rank,
-            Function.SIZE: self._size,
-            Function.ALLREDUCE: self._allreduce,
-            Function.ALLGATHER: self._allgather,
-            Function.REDUCE_SCATTER: self._reduce_scatter,
-            Function.SEND: self._send,
-            Function.RECEIVE: self._receive,
-            Function.WAIT: self._wait,
-            Function.EXCHANGE: self._exchange,
-            Function.FINALIZE: self._finalize,
+            MpiFunction.SPLIT: self._split,
+            MpiFunction.FREE: self._free,
+            MpiFunction.RANK: self._rank,
+            MpiFunction.SIZE: self._size,
+            MpiFunction.ALLREDUCE: self._allreduce,
+            MpiFunction.ALLGATHER: self._allgather,
+            MpiFunction.REDUCE_SCATTER: self._reduce_scatter,
+            MpiFunction.SEND: self._send,
+            MpiFunction.RECEIVE: self._receive,
+            MpiFunction.WAIT: self._wait,
+            MpiFunction.EXCHANGE: self._exchange,
+            MpiFunction.FINALIZE: self._finalize,
         }
 
     def make(self, function: int, arguments: Sequence[int]) -> int:

@@ -17,10 +17,10 @@ def after_import(name: str, on_import: OnImport) -> None:
     if name in sys.modules:
         on_import(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Finder(name, on_import))
+        sys.meta_path.insert(0, _FrameworkFinder(name, on_import))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _FrameworkFinder(importlib.abc.MetaPathFinder):
     """Finds one module as the other finders do, and extends its loader. It ends when the module is imported.
 
     Programs also look for a module without importing it, by `importlib.util.find_spec`.

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono import GradientReducer
 from unisono.data_parallel import broadcast_parameters
-from unisono.frameworks.torch.training.trainable import Trainable, mean_loss, weak
+from unisono.frameworks.torch.training.trainable import TorchTrainable, mean_loss, weak
 from unisono.frameworks.training.averager import Averager
 from unisono.frameworks.transparent.changes import Changes
 
@@ -148,7 +148,7 @@ class _Averaged:
     def __init__(self, changes: Changes, optimizer: Any) -> None:
         self._changes = changes
         self.name = type(optimizer).__name__
-        self._trainable = Trainable(optimizer, None)
+        self._trainable = TorchTrainable(optimizer, None)
         self._averager = Averager(self._trainable, self._opened, None, moves=False)
         self._reducer: GradientReducer | None = None
         self._seen: dict[str, tuple[Any, int]] = {}  # by name, the gradient after backward, and its version

@@ -22,7 +22,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 from unisono.bench import page
-from unisono.bench.driver import Driver, NoTimes, Results, Sample, Settings, steps
+from unisono.bench.driver import BenchDriver, NoTimes, Results, Sample, Settings, steps
 from unisono.bench.formats import FORMATS
 from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, peer, unisono_over
 from unisono.bench.placement import cores_to_bind
@@ -32,12 +32,12 @@ from unisono.bench.statistics import BUS_FACTORS, bus_bandwidth, median, p90, pa
 from unisono.cli.commands.bench import PROGRAMS
 from unisono.cli.main import main
 from unisono.errors import UsageError
-from unisono.transports.host.core_distance import UNKNOWN, Placement, measure
+from unisono.transports.host.core_distance import UNKNOWN, CorePlacement, measure
 
 PAGE_KIB = resource.getpagesize() // 1024
 STATES = ("a channel open to each", "8 messages of 8 B to each", "1 MiB to each")
 REPOSITORY = Path(__file__).resolve().parents[2]
-NEAR, FAR = Placement("near", 50.0), Placement("far", 210.0)
+NEAR, FAR = CorePlacement("near", 50.0), CorePlacement("far", 210.0)
 
 # Libraries of this test: real ranks under the real launcher, without communication, which a job of one rank does not
 # need.
@@ -242,7 +242,7 @@ def test_placement_is_measured_between_two_cores() -> None:
 def test_driver_measures_every_library_in_all_rounds_at_all_sizes(library_that: Any) -> None:
     settings = small(library_that("pass", "one"), library_that("pass", "two"), sizes=(8, 1024))
     observer = Silence()
-    results = Driver(settings, observer).run()
+    results = BenchDriver(settings, observer).run()
     assert results.failures == []
     measured = sorted((sample.nbytes, sample.library, sample.round) for sample in results.samples)
     assert measured == sorted(
@@ -253,7 +253,7 @@ def test_driver_measures_every_library_in_all_rounds_at_all_sizes(library_that: 
 
 
 def test_driver_reports_a_wrong_result_and_does_not_time_it(library_that: Any) -> None:
-    results = Driver(small(library_that("array[1] += 1", "wrong"), library_that("pass", "right")), Silence()).run()
+    results = BenchDriver(small(library_that("array[1] += 1", "wrong"), library_that("pass", "right")), Silence()).run()
     (failure,) = results.failures
     assert (failure.library, failure.nbytes) == ("wrong", 8)
     assert "wrong result on rank 0: element 1 is 2.0 and must be 1.0" in failure.reason
@@ -262,14 +262,14 @@ def test_driver_reports_a_wrong_result_and_does_not_time_it(library_that: Any) -
 
 def test_driver_detects_a_result_that_goes_wrong_in_a_later_call(library_that: Any) -> None:
     body = "call.calls = getattr(call, 'calls', 0) + 1; array[:] += call.calls > 1"
-    results = Driver(small(library_that(body)), Silence()).run()
+    results = BenchDriver(small(library_that(body)), Silence()).run()
     assert "wrong result" in results.failures[0].reason
     assert results.samples == []
 
 
 def test_driver_measures_library_again_at_sizes_whose_call_it_has(library_that: Any) -> None:
     library = library_that("pass", lacks="array.size == 2")
-    results = Driver(small(library, sizes=(8, 1024)), Silence()).run()
+    results = BenchDriver(small(library, sizes=(8, 1024)), Silence()).run()
     assert results.failures == [NoTimes(8, "library", "no such call")]
     assert {sample.nbytes for sample in results.samples} == {1024}
 
@@ -287,7 +287,7 @@ def test_driver_measures_the_others_when_a_library_crashes_raises_or_hangs(
 ) -> None:
     pids = tmp_path / "pids"
     bad = library_that(f"open({str(pids)!r}, 'a').write(str(os.getpid()) + ' '); {body}", "bad")
-    results = Driver(
+    results = BenchDriver(
         small(bad, library_that("pass", "good"), ranks=2, sizes=(0,), deadline_s=deadline_s), Silence()
     ).run()
     (failure,) = results.failures
@@ -297,12 +297,12 @@ def test_driver_measures_the_others_when_a_library_crashes_raises_or_hangs(
 
 
 def test_driver_reports_a_launcher_that_ends_at_once() -> None:
-    results = Driver(small(Library("library", "mpi", "/bin/false", "RANK")), Silence()).run()
+    results = BenchDriver(small(Library("library", "mpi", "/bin/false", "RANK")), Silence()).run()
     assert results.failures == [NoTimes(8, "library", "its launcher ended with code 1")]
 
 
 def test_driver_reports_a_launcher_that_does_not_exist() -> None:
-    (failure,) = Driver(small(Library("library", "mpi", "/nowhere/mpirun", "RANK")), Silence()).run().failures
+    (failure,) = BenchDriver(small(Library("library", "mpi", "/nowhere/mpirun", "RANK")), Silence()).run().failures
     assert "its launcher cannot be started" in failure.reason
 
 
@@ -318,7 +318,7 @@ def _all_ended(pids: list[str]) -> bool:
 # --- The report
 
 
-def _sample(library: str, number: int, placement: Placement, *times_us: float) -> Sample:
+def _sample(library: str, number: int, placement: CorePlacement, *times_us: float) -> Sample:
     return Sample(1024, library, number, placement, np.array(times_us))
 
 

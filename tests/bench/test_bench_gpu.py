@@ -28,7 +28,7 @@ from unisono.bench.gpu_stages.results import report, targets
 from unisono.bench.gpu_stages.speeds import kernels, processes, routes, variants
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
-from unisono.transports.host.core_distance import Placement
+from unisono.transports.host.core_distance import CorePlacement
 
 MIB = 1 << 20
 DEADLINE_S = 100
@@ -465,7 +465,7 @@ def test_rows_of_a_size_are_printed_when_its_last_round_has_ended(capsys: pytest
     library = processes.LIBRARIES["unisono"]
     settings = Settings("allreduce", 2, (1024, 4096), "float32", 4, (library,), 2, 1.0, "none")
     printer = processes.RowPrinter(settings)
-    near = Placement("near", 50.0)
+    near = CorePlacement("near", 50.0)
     for number in range(2):
         printer.step("1 KiB")
         assert capsys.readouterr().out == ""

@@ -14,11 +14,11 @@ from support.deadlines import DEADLINE_S
 from unisono.bench.adapters.jax_programs import calls_of
 from unisono.bench.driver import Results, Sample
 from unisono.bench.programs.jax_calls import times_of
-from unisono.transports.host.core_distance import Placement
+from unisono.transports.host.core_distance import CorePlacement
 
 
 def test_times_are_of_one_call_of_a_program() -> None:
-    placement = Placement("core", None)
+    placement = CorePlacement("core", None)
     programs = {(8, 0): [1000.0, 3000.0, 2000.0], (8, 1): [4000.0], (64 << 20, 0): [70.0]}
     samples = [Sample(nbytes, "gloo", number, placement, np.array(us)) for (nbytes, number), us in programs.items()]
     first, second = (us / calls_of(8) for us in (2000.0, 4000.0))

@@ -10,7 +10,7 @@ from support import handmade_plans
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
-from unisono.algorithms.ir.drawing import DrawnGroup, Move, legend, lines, moves, ranges, rows, start_times
+from unisono.algorithms.ir.drawing import DrawnGroup, DrawnMove, legend, lines, moves, ranges, rows, start_times
 from unisono.algorithms.ir.plan import Group, Plan, Read, Send, Signal, Wait, Write, even, input_block, output_block
 from unisono.cli.main import main
 from unisono.foundation.installing import install_command
@@ -74,10 +74,10 @@ def test_steps_on_peer_memory_and_flags_are_drawn() -> None:
     steps = (Signal(1), Wait(1), Read(1, output_block(), input_block()), Write(1, output_block(), input_block()))
     plan = Plan("broadcast", "test", 2, 0, 0, even(1), even(1), lanes=((Group(steps),),))
     assert text_of([plan]) == [[["!1", "?1", "o0=1.i0", "1.o0=i0"]]]
-    assert moves([plan], rows([plan])[0]) == [Move(1, 0, False, "i0"), Move(0, 1, False, "i0")]
+    assert moves([plan], rows([plan])[0]) == [DrawnMove(1, 0, False, "i0"), DrawnMove(0, 1, False, "i0")]
     one_shot = handmade_plans.allreduce_one_shot(3, 0)
     assert text_of([one_shot]) == [[["o0=0.i0∘1.i0∘2.i0↓"]]]
-    assert moves([one_shot], rows([one_shot])[0]) == [Move(1, 0, True, "i0"), Move(2, 0, True, "i0")]
+    assert moves([one_shot], rows([one_shot])[0]) == [DrawnMove(1, 0, True, "i0"), DrawnMove(2, 0, True, "i0")]
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
@@ -94,9 +94,9 @@ def test_every_algorithm_can_be_drawn_with_an_arrow_for_each_message(algorithm: 
 def test_an_arrow_is_drawn_once_whichever_end_is_shown() -> None:
     plans = [find("reduce", "binomial").build(2, rank) for rank in range(2)]
     both, receiver, sender = plans, plans[:1], plans[1:]
-    assert moves(both, rows(both)[0]) == [Move(1, 0, True, "i0")]
-    assert moves(receiver, rows(receiver)[0]) == [Move(1, 0, True, "o0")]
-    assert moves(sender, rows(sender)[0]) == [Move(1, 0, False, "i0")]
+    assert moves(both, rows(both)[0]) == [DrawnMove(1, 0, True, "i0")]
+    assert moves(receiver, rows(receiver)[0]) == [DrawnMove(1, 0, True, "o0")]
+    assert moves(sender, rows(sender)[0]) == [DrawnMove(1, 0, False, "i0")]
 
 
 def test_groups_start_when_the_groups_that_they_wait_for_have_ended() -> None:

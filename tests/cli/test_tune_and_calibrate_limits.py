@@ -16,7 +16,7 @@ from unisono.tuning.decide.table import loaded
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Parameters
 from unisono.tuning.measure.calibration_files import calibrated
-from unisono.tuning.measure.measurement_log import Context, Measurement, Store, line_of
+from unisono.tuning.measure.measurement_log import Context, Measurement, MeasurementStore, line_of
 
 KEPT = Measurement(Context("here", "allreduce", "shm", "plain", 2, 2), "ring", 8, *[1e-6] * 5, 3)
 
@@ -24,7 +24,7 @@ KEPT = Measurement(Context("here", "allreduce", "shm", "plain", 2, 2), "ring", 8
 def keep_and_hang(comm: un.Communicator, request: tune.TuneRequest, observe: object = None) -> list[tuple[str, int]]:
     """Run a campaign that makes one measurement, and then waits for a rank that hangs."""
     if comm.rank == 0:
-        Store(Path(request.store)).append([KEPT])
+        MeasurementStore(Path(request.store)).append([KEPT])
     else:
         time.sleep(2 * DEADLINE_S)
     comm.barrier()

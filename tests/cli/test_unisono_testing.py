@@ -24,7 +24,7 @@ from unisono.testing.functions import FUNCTIONS
 from unisono.testing.memory import Guarded
 from unisono.testing.oracles import MOST_TERMS, contributions, inputs, reduced, result_of
 from unisono.testing.shrinking import MOST_TRIES, shrunk
-from unisono.testing.sources import Backend, source
+from unisono.testing.sources import SourceBackend, source
 
 CASES = 150
 
@@ -229,7 +229,7 @@ def test_program_of_a_check_error_reproduces_the_call(tmp_path: Path) -> None:
     assert (completed.returncode, completed.stderr) == (0, "")
 
     completed = by_launcher(
-        source("check_case", case, 2, backend=Backend("support.faulty_backends", "wrong_allreduce")), tmp_path
+        source("check_case", case, 2, backend=SourceBackend("support.faulty_backends", "wrong_allreduce")), tmp_path
     )
     assert completed.returncode != 0
     assert "CheckError: element [3] of the result" in completed.stderr
@@ -377,7 +377,7 @@ def test_unisono_test_fails_with_the_simplest_failing_program(
     assert reported["message"] in output.err
     assert reported["message"].endswith(reported["program"])
     assert text in reported["message"]
-    backend = Backend("support.faulty_backends", fault)
+    backend = SourceBackend("support.faulty_backends", fault)
     assert reported["program"] == source("check_case", simplest, 2, backend=backend, timeout_s=timeout_s)
     completed = by_launcher(reported["program"], tmp_path)
     assert completed.returncode != 0

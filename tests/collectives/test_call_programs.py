@@ -24,7 +24,7 @@ from unisono.testing.cases import MESSAGES, OBJECTS, TAGS
 from unisono.testing.judges import BRIEF_S, Judges, RanksFailure, while_searching
 from unisono.testing.programs import COMMUNICATORS
 from unisono.testing.shrinking import shrunk_program
-from unisono.testing.sources import Backend, source
+from unisono.testing.sources import SourceBackend, source
 
 HANG_S = 40.0
 
@@ -116,7 +116,9 @@ class CallProgram(RuleBasedStateMachine):
 class Processes:
     """Ranks in processes, which run one program after the other."""
 
-    def __init__(self, size: int, transport: str, backend: Backend | None = None, timeout_s: float = HANG_S) -> None:
+    def __init__(
+        self, size: int, transport: str, backend: SourceBackend | None = None, timeout_s: float = HANG_S
+    ) -> None:
         self._size, self._backend = size, backend
         self._judges = Judges(un.Options(transports=transport), backend, timeout_s)
         self.close = self._judges.close
@@ -196,7 +198,7 @@ def test_random_programs_of_concurrent_calls_give_right_results(ranks: Any) -> N
 
 
 def test_backend_that_confuses_calls_is_caught_with_a_short_program(tmp_path: Path) -> None:
-    ranks = Processes(2, "shm", Backend("support.faulty_backends", "MixesCalls"))
+    ranks = Processes(2, "shm", SourceBackend("support.faulty_backends", "MixesCalls"))
     with contextlib.closing(ranks), pytest.raises(CheckError, match=r"step \d: element") as raised:
         make_calls(ranks, 400)
     program = raised.value.program
@@ -208,7 +210,7 @@ def test_backend_that_confuses_calls_is_caught_with_a_short_program(tmp_path: Pa
 
 
 def test_hanging_backend_is_caught_with_a_short_program() -> None:
-    ranks = Processes(2, "shm", Backend("support.faulty_backends", "hanging_alltoall"), timeout_s=3.0)
+    ranks = Processes(2, "shm", SourceBackend("support.faulty_backends", "hanging_alltoall"), timeout_s=3.0)
     plain = Make(Case("allreduce", rows=3, wait=False))
     steps = (plain, Make(Case("scan"), "dup"), Make(Case("alltoall", "int8", rows=5)), Wait(0), plain, WaitForAny())
     with contextlib.closing(ranks), pytest.raises(CheckError, match="did not return in time") as raised:

@@ -11,7 +11,7 @@ from support.deadlines import DEADLINE_S
 
 import unisono as un
 from unisono.collectives.measurement import call_trials
-from unisono.collectives.measurement.call_trials import PlannedCall, Trials
+from unisono.collectives.measurement.call_trials import CallTrials, PlannedCall
 
 LATE_S = 0.02
 # The clock of the second host is ahead by this time.
@@ -68,13 +68,13 @@ def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int,
     call_trials.time = clock  # type: ignore[assignment]
     comm: Any = SimulatedHosts(world, hosts, lambda: clock.leave_barrier(LATE_S if world.rank == late else 0.0))
     call = PlannedCall(lambda: clock.advance(LATE_S if world.rank == busy else 0.0))
-    return Trials(comm).times(repeat(call), COUNT)
+    return CallTrials(comm).times(repeat(call), COUNT)
 
 
 def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
     """Return the result of the second of two algorithms, and whether both algorithms used the same arrays."""
     comm: Any = SimulatedHosts(world, world.hosts)
-    measured = Trials(comm)
+    measured = CallTrials(comm)
     for turns in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
         measured.times(turns, COUNT)
     arrays = [result for result in comm.results if result is not None]
@@ -85,7 +85,7 @@ def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
 def sums_of_several_runs(world: un.Communicator) -> list[float]:
     """Return the first element of each result array, after all runs but the last one, and after the last one."""
     comm: Any = SimulatedHosts(world, world.hosts)
-    measured = Trials(comm)
+    measured = CallTrials(comm)
     turns = measured.planned("allreduce", 64, "ring")
     arrays, result = list(comm.results), list[float]()
     for runs in (len(arrays) - 1, 1):

@@ -28,7 +28,7 @@ from unisono.bench.namespaces import network
 from unisono.collectives.device import across_hosts
 from unisono.collectives.device.host_phases import PHASES
 from unisono.testing.device_arrays import DoubleArray, device_double, read
-from unisono.testing.device_double import DeviceTrapError, Gpu
+from unisono.testing.device_double import DeviceTrapError, GpuDouble
 from unisono.transports.cuda.device import Stream
 
 pytestmark = pytest.mark.timeout(120)
@@ -68,7 +68,7 @@ class Case(NamedTuple):
         shares = size if CONTRACTS[self.collective].input is Cut.SHARES else 1
         return values_of(rank, self.count * shares, self.dtype)
 
-    def memory(self, gpu: Gpu, x: Any, length: int, rank: int, stream: Stream) -> tuple[Any, Any]:
+    def memory(self, gpu: GpuDouble, x: Any, length: int, rank: int, stream: Stream) -> tuple[Any, Any]:
         """Return the arrays `x` and `out` of a rank, of which one is a part of the other if the call is in place."""
         contract = CONTRACTS[self.collective]
         has_both = contract.has_input(rank, self.root) and contract.has_output(rank, self.root)
@@ -112,7 +112,7 @@ def check_case(world: un.Communicator, job: un.Communicator, case: Case, seed: i
     return way
 
 
-def check_call(world: un.Communicator, comm: un.Communicator, case: Case, gpu: Gpu, stream: Stream) -> str:
+def check_call(world: un.Communicator, comm: un.Communicator, case: Case, gpu: GpuDouble, stream: Stream) -> str:
     """Make a call of `comm` on GPU arrays, and compare its bits with one of `world`; return what `explain` says."""
     x, arguments = case.input(world.rank, world.size), case.arguments()
     share = {"out": np.empty(case.count, x.dtype)} if case.collective == "scatter" else {}

@@ -30,7 +30,7 @@ from unisono.collectives.arrays.dlpack import from_dlpack
 from unisono.collectives.device import adapters, point_to_point, work
 from unisono.collectives.device.result_array import DeviceArray
 from unisono.testing.device_arrays import DoubleArray, device_double, read
-from unisono.testing.device_double import DeviceDouble, DeviceTrapError, Gpu
+from unisono.testing.device_double import DeviceDouble, DeviceTrapError, GpuDouble
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Stream
 from unisono.transports.executors.native import NativeExecutor
@@ -65,7 +65,7 @@ def on_double(world: un.Communicator, body: Callable[..., Any], *args: Any, **ar
 
 def lost_context(world: un.Communicator) -> tuple[str, list[str]]:
     """Let a kernel of the program end the context, close the communicator, and return the error and its threads."""
-    gpu = Gpu()
+    gpu = GpuDouble()
     with devices.replaced(gpu.device):
         stream = gpu.device().new_stream()
         x = DoubleArray(gpu, np.ones(100), stream)
@@ -112,7 +112,7 @@ def outcome_without(method: str, index: int) -> str:
         left[0] -= 1
         return None if left[0] == -1 else whole(self, *args)
 
-    gpu = Gpu(3, background=False)
+    gpu = GpuDouble(3, background=False)
     try:
         with devices.replaced(gpu.device), un.init(un.Options(transports="shm")) as world:
             stream = gpu.device().new_stream()
@@ -137,7 +137,7 @@ def test_device_call_goes_wrong_without_any_stream_wait_or_record(
     assert outcome_without(method, index) in ("wrong", "DeviceTrapError", "AbortedError")
 
 
-def later_work(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def later_work(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     x = DoubleArray(gpu, np.arange(3000.0), stream)
     works = [comm.allreduce(x, op, wait=False) for op in ("sum", "max")]
     results = [read(gpu, work.wait()).sum() for work in works]
@@ -153,7 +153,7 @@ def test_device_works_order_the_stream_and_synchronize_the_host(ranks: Ranks) ->
     assert ranks.run_calls(on_double, later_work) == [[2 * total, total, total]] * 2
 
 
-def compiled_by_calls(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[int]:
+def compiled_by_calls(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[int]:
     """Return how many calls on the host were compiled by each of some calls on device arrays."""
     x, y = (DoubleArray(gpu, np.ones(count, np.float32), stream) for count in (3, 4))
     compile_anew, counts = NativeExecutor._compile_anew, []
@@ -171,7 +171,7 @@ def test_repeated_device_calls_are_announced_without_compiling_again(by_ipc: Ran
         assert others == [0, 1, 0, 0]
 
 
-def overtaken(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def overtaken(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     """Start calls on a device, and make a call on the host before they end. The order is the same on all ranks."""
     x = DoubleArray(gpu, np.full(5, 1.0 + comm.rank), stream)
     work = comm.allreduce(x, wait=False)
@@ -184,7 +184,7 @@ def test_host_calls_may_be_made_between_device_calls(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, overtaken) == [[[2.0] * 2, [2.0] * 5, [3.0] * 5]] * 2
 
 
-def by_several_streams(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def by_several_streams(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     x = DoubleArray(gpu, np.ones(100), LEGACY_STREAM)
     out = DoubleArray(gpu, np.zeros(100), stream)
     mine = DoubleArray(gpu, np.ones(100), THREAD_STREAM)
@@ -199,7 +199,7 @@ def test_device_arrays_of_one_call_may_be_used_on_several_streams(ranks: Ranks) 
 # --- lifetime of arrays --------------------------------------------------------------------------------------------
 
 
-def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> None:
+def dropped(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> None:
     """Drop all arrays while the device uses them. The double traps a use of memory that has been freed."""
     for _ in range(5):
         comm.allreduce(DoubleArray(gpu, np.ones(5000), stream))
@@ -213,12 +213,14 @@ def test_device_arrays_live_until_the_device_has_used_them(ranks: Ranks) -> None
     ranks.run_calls(on_double, dropped)
 
 
-def results_of(comm: un.Communicator, gpu: Gpu, stream: Stream, use: str) -> list[str]:
+def results_of(comm: un.Communicator, gpu: GpuDouble, stream: Stream, use: str) -> list[str]:
     """Drop results that were used in some way; return by which methods of the device their memory was given back."""
     x, other = DoubleArray(gpu, np.ones(1000), stream), gpu.device().new_stream()
     released = []
     with mock.patch.object(
-        Gpu, "give", lambda *args: (released.append("all work" if args[2] is None else len(args[2])), give(*args))[1]
+        GpuDouble,
+        "give",
+        lambda *args: (released.append("all work" if args[2] is None else len(args[2])), give(*args))[1],
     ):
         for _ in range(3):
             y = comm.allreduce(x)
@@ -242,7 +244,7 @@ def results_of(comm: un.Communicator, gpu: Gpu, stream: Stream, use: str) -> lis
     return released
 
 
-give = Gpu.give
+give = GpuDouble.give
 
 
 def wait_for(device: Any, later: Stream, earlier: Stream) -> None:
@@ -264,7 +266,7 @@ def test_device_results_with_unknown_users_wait_for_the_whole_device(by_ipc: Ran
         assert set(released) == {"all work"}
 
 
-def outliving_its_stream(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
+def outliving_its_stream(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> Any:
     device = gpu.device()
     own = device.new_stream()
     x = DoubleArray(gpu, np.arange(6.0), own)
@@ -313,7 +315,7 @@ def test_devices_without_a_pool_give_results(by_ipc: Ranks) -> None:
     assert by_ipc.run_calls(on_a_double_without_a_pool) == [200.0] * 2
 
 
-def passed_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
+def passed_by_dlpack(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> Any:
     y = comm.allreduce(DoubleArray(gpu, np.arange(6.0).reshape(2, 3), stream))
     assert isinstance(y, DeviceArray)
     z = comm.allreduce(OnlyDlpack(y))
@@ -336,7 +338,7 @@ def test_device_arrays_are_accepted_by_dlpack(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, passed_by_dlpack) == [(4 * np.arange(6.0).reshape(2, 3)).tolist()] * 2
 
 
-def of_kind(comm: un.Communicator, gpu: Gpu, stream: Stream, kind: str) -> float:
+def of_kind(comm: un.Communicator, gpu: GpuDouble, stream: Stream, kind: str) -> float:
     return float(read(gpu, comm.allreduce(DoubleArray(gpu, np.ones(100), stream, kind))).sum())
 
 
@@ -345,7 +347,7 @@ def test_pooled_and_managed_device_memory_is_accepted(ranks: Ranks, kind: str) -
     assert ranks.run_calls(on_double, of_kind, kind) == [200.0] * 2
 
 
-def rests(gpu: Gpu) -> None:
+def rests(gpu: GpuDouble) -> None:
     """Let a device do no further work, not even when the host queries an event."""
     gpu._schedule.run_some = lambda: None  # type: ignore[method-assign]
 
@@ -353,7 +355,7 @@ def rests(gpu: Gpu) -> None:
 class FreedWhenUnreferenced:
     """An array whose memory is freed as soon as no object holds it, even if a stream still uses it."""
 
-    def __init__(self, gpu: Gpu, count: int, stream: Stream) -> None:
+    def __init__(self, gpu: GpuDouble, count: int, stream: Stream) -> None:
         self._device, self._memory = gpu.device(), gpu.memory(8 * count)
         data = (self._memory.pointer, False)
         self.__cuda_array_interface__ = {
@@ -365,7 +367,7 @@ class FreedWhenUnreferenced:
 
 
 def test_device_arrays_in_use_outlive_an_unclosed_communicator(launched_alone: None) -> None:
-    gpu, trapped = Gpu(1, background=False), list[str]()
+    gpu, trapped = GpuDouble(1, background=False), list[str]()
     hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
     with devices.replaced(gpu.device), hear:
         stream, world = gpu.device().new_stream(), un.init(un.Options(transports="shm"))
@@ -386,7 +388,7 @@ def test_device_arrays_in_use_outlive_an_unclosed_communicator(launched_alone: N
 
 def given_up(world: un.Communicator) -> list[str]:
     """Let a send time out before the device has copied any data; return the traps of the double."""
-    gpu, trapped = Gpu(1, background=False), list[str]()
+    gpu, trapped = GpuDouble(1, background=False), list[str]()
     hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
 
     def is_late(*_: Any) -> None:
@@ -407,7 +409,7 @@ def test_abandoned_device_send_frees_no_memory_in_use(by_ipc: Ranks) -> None:
 
 def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: bool) -> None:
     """Call until a rank is killed, then free all arrays. Report the error of the call and the traps of the double."""
-    gpu, trapped = Gpu(world.rank, gives_up=gives_up), list[str]()
+    gpu, trapped = GpuDouble(world.rank, gives_up=gives_up), list[str]()
     sys.unraisablehook = lambda unraised: trapped.append(repr(unraised.exc_value))
     error = ""
     with devices.replaced(gpu.device):
@@ -444,7 +446,7 @@ def test_death_of_a_rank_frees_no_device_array_in_use(tmp_path: Path, transports
 
 def wait_for_work_that_is_never_done(world: un.Communicator, say: Callable[[Any], None]) -> None:
     """Start a call whose work the device of rank 1 never does; report the error of the wait."""
-    gpu = Gpu(world.rank, background=world.rank == 0, gives_up=False)
+    gpu = GpuDouble(world.rank, background=world.rank == 0, gives_up=False)
     if world.rank == 1:
         rests(gpu)
     with devices.replaced(gpu.device):
@@ -470,7 +472,7 @@ def test_device_work_of_a_killed_rank_is_not_waited_for(tmp_path: Path) -> None:
 # --- messages, plans and groups ------------------------------------------------------------------------------------
 
 
-def messages(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def messages(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     peer = 1 - comm.rank
     x, out = DoubleArray(gpu, np.full(9, comm.rank), stream), DoubleArray(gpu, np.zeros(9, int), stream)
     assert comm.sendrecv(x, peer, out, peer) is out
@@ -489,7 +491,7 @@ def test_messages_go_between_devices_and_from_host_to_device(by_ipc: Ranks) -> N
     assert by_ipc.run_calls(on_double, messages) == [[1, 1, 7], [0, 0, 7]]
 
 
-def planned(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def planned(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     x = DoubleArray(gpu, np.ones(4), stream)
     double = comm.plan("allreduce", x, out=x)
     results = []
@@ -504,7 +506,7 @@ def test_persistent_call_on_device_arrays_runs_repeatedly(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, planned) == [[2.0, 4.0, 8.0]] * 2
 
 
-def several(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def several(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     x, y = DoubleArray(gpu, np.ones(4), stream), DoubleArray(gpu, np.full(3, comm.rank), stream)
     total, most = comm.allreduce([x, y])
     with comm.group():
@@ -518,7 +520,7 @@ def test_device_arrays_work_in_lists_and_groups(ranks: Ranks) -> None:
     assert ranks.run_calls(on_double, several) == [[[2.0] * 4, [1] * 3, [2.0] * 4, [1] * 3, [0] * 3 + [1] * 3]] * 2
 
 
-def function_and_factor(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def function_and_factor(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     x = DoubleArray(gpu, np.full(3, 2.0 + comm.rank), stream)
     product = comm.allreduce(x, un.Op.from_function(np.multiply, commutative=True))
     scaled = comm.allreduce(x, un.Op.premul_sum(0.5))
@@ -532,7 +534,7 @@ def test_device_calls_accept_custom_ops_and_factors(ranks: Ranks) -> None:
 # --- cuda_ipc or staging -------------------------------------------------------------------------------------------
 
 
-def route_of_a_call(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[str, bool, bool]:
+def route_of_a_call(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> tuple[str, bool, bool]:
     y = comm.allreduce(DoubleArray(gpu, np.ones(100), stream))
     assert read(gpu, y).sum() == 200
     stats = comm.stats().on_device
@@ -568,7 +570,7 @@ def test_devices_that_cannot_share_memory_are_staged(by_ipc: Ranks, fn: Callable
 # --- refusals and failures -----------------------------------------------------------------------------------------
 
 
-def wrong(comm: un.Communicator, gpu: Gpu, stream: Stream, what: str) -> str:
+def wrong(comm: un.Communicator, gpu: GpuDouble, stream: Stream, what: str) -> str:
     x = DoubleArray(gpu, np.ones((2, 3)), stream)
     if what == "captured":
         gpu.capture(stream)
@@ -620,7 +622,7 @@ def test_wrong_device_call_is_refused_and_later_calls_work(by_ipc: Ranks, what: 
 
 
 def on_different_memory(world: un.Communicator, say: Callable[[Any], None]) -> None:
-    gpu = Gpu()
+    gpu = GpuDouble()
     with devices.replaced(gpu.device):
         stream = gpu.device().new_stream()
         x = np.ones(5) if world.rank == 0 else DoubleArray(gpu, np.ones(5), stream)
@@ -638,7 +640,7 @@ def test_host_array_on_one_rank_and_device_array_on_another_is_a_mismatch(tmp_pa
     assert "allreduce(float64[5], op=sum, on a device)" in results[0][1]
 
 
-def two_devices(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
+def two_devices(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[str]:
     x, y = DoubleArray(gpu, np.ones(4), stream), DoubleArray(gpu, np.ones(4), stream)
     comm.allreduce(x)
     there = y.__cuda_array_interface__["data"][0]
@@ -683,7 +685,7 @@ class CupyLikeArray(DoubleArray):
 
     __cuda_array_interface__: Any
 
-    def __init__(self, gpu: Gpu, values: Any, stream: Stream) -> None:
+    def __init__(self, gpu: GpuDouble, values: Any, stream: Stream) -> None:
         super().__init__(gpu, values, stream)
         self._gpu = gpu
         interface = self.__cuda_array_interface__
@@ -691,7 +693,7 @@ class CupyLikeArray(DoubleArray):
         self.strides = interface["strides"] or values.strides
 
 
-def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def with_cupy(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     other = gpu.device().new_stream()
     current = [stream]
     cuda = SimpleNamespace(

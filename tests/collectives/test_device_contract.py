@@ -15,9 +15,9 @@ from support.ranks import Ranks, ranks_fixture, start_ranks
 
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
-from unisono.testing.device_double import DeviceTrapError, Gpu
+from unisono.testing.device_double import DeviceTrapError, GpuDouble
 from unisono.testing.device_gpu import LENIENCIES
-from unisono.transports.cuda.device import Extent
+from unisono.transports.cuda.device import DeviceCopy
 from unisono.transports.cuda.kernels.catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
 
 DTYPE = DTYPES["float32"]
@@ -66,7 +66,7 @@ def work_is_late(lenient: tuple[str, ...]) -> None:
 def streams_have_no_order(lenient: tuple[str, ...]) -> None:
     overtakes = 0
     for seed in range(20):
-        gpu = Gpu(seed, lenient, background=False)
+        gpu = GpuDouble(seed, lenient, background=False)
         device = gpu.device()
         events = [device.new_event(), device.new_event()]
         for event in events:
@@ -145,7 +145,7 @@ def operands_do_not_overlap(lenient: tuple[str, ...]) -> None:
     with pytest.raises(DeviceTrapError, match="overlap"):
         device.reduce(a, [a, a + 8], 16, DTYPE, operation("sum"), 1, stream)
     with pytest.raises(DeviceTrapError, match="another copy"):
-        device.copy_extents([Extent(a, b, 64), Extent(b + 32, a + 128, 64)], stream)
+        device.copy_extents([DeviceCopy(a, b, 64), DeviceCopy(b + 32, a + 128, 64)], stream)
 
 
 def elements_are_aligned(lenient: tuple[str, ...]) -> None:
@@ -230,9 +230,9 @@ BETWEEN_PROCESSES = {
 }
 
 
-def scene(lenient: tuple[str, ...]) -> tuple[Gpu, Any, list[int], Any]:
+def scene(lenient: tuple[str, ...]) -> tuple[GpuDouble, Any, list[int], Any]:
     """Return a double that works only on request, its device, three pieces of memory, and a stream."""
-    gpu = Gpu(1, lenient, background=False)
+    gpu = GpuDouble(1, lenient, background=False)
     device = gpu.device()
     return gpu, device, [device.allocate(N).pointer for _ in range(3)], device.new_stream()
 

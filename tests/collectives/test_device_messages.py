@@ -20,7 +20,7 @@ import unisono as un
 from unisono.collectives.device import point_to_point
 from unisono.foundation.deadlines import Deadline
 from unisono.testing.device_arrays import DoubleArray, read
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import LEGACY_STREAM, Device, Stream
 from unisono.transports.cuda.executors.staging import await_event
@@ -67,7 +67,9 @@ def of_rank(comm: un.Communicator, rank: int, count: int) -> Any:
 # --- the transport of a message ------------------------------------------------------------------------------------
 
 
-def exchange(comm: un.Communicator, gpu: Gpu, stream: Stream, nbytes: int, kind: str) -> tuple[bool, Any, Any, str]:
+def exchange(
+    comm: un.Communicator, gpu: GpuDouble, stream: Stream, nbytes: int, kind: str
+) -> tuple[bool, Any, Any, str]:
     peer, count, before = 1 - comm.rank, nbytes // 4, cuda_ucx.device_traffic()
     x = DoubleArray(gpu, of_rank(comm, comm.rank, count), stream, kind)
     out = DoubleArray(gpu, np.zeros(count, np.int32), stream, kind)
@@ -102,7 +104,7 @@ def test_device_arrays_are_staged_when_ucx_lacks_cuda(run: Callable[..., list[An
         assert link == "tcp (asked for)"
 
 
-def one_side(comm: un.Communicator, gpu: Gpu, stream: Stream, on_device: int) -> tuple[bool, Any]:
+def one_side(comm: un.Communicator, gpu: GpuDouble, stream: Stream, on_device: int) -> tuple[bool, Any]:
     """Exchange messages in both directions between host arrays of one rank and device arrays of the other."""
     count, peer, before = 300_000, 1 - comm.rank, cuda_ucx.device_traffic()
     x, out = of_rank(comm, comm.rank, count), np.zeros(count, np.int32)
@@ -124,7 +126,7 @@ def test_host_array_on_one_side_matches_device_array_on_the_other(
     assert results[1 - on_device][1] == (0, 0)
 
 
-def late_receive(comm: un.Communicator, gpu: Gpu, stream: Stream, wildcards: bool) -> tuple[bool, Any, Any]:
+def late_receive(comm: un.Communicator, gpu: GpuDouble, stream: Stream, wildcards: bool) -> tuple[bool, Any, Any]:
     """Receive messages after later ones, so that the rank has to buffer the earlier ones."""
     count, before = 100_000, cuda_ucx.device_traffic()
     if comm.rank == 1:
@@ -157,7 +159,7 @@ def without_ucx(world: un.Communicator, store: str) -> tuple[bool, Any, Any]:
         return cuda_ucx.on_double(world, store, one_way, transports="ucx,tcp")  # type: ignore[no-any-return]
 
 
-def one_way(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any, Any]:
+def one_way(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> tuple[bool, Any, Any]:
     count, before = 300_000, cuda_ucx.device_traffic()
     array = DoubleArray(gpu, of_rank(comm, comm.rank, count), stream)
     if comm.rank == 1:
@@ -175,7 +177,7 @@ def test_message_by_another_transport_is_copied_to_the_device(ranks: Ranks, tmp_
 # --- order ---------------------------------------------------------------------------------------------------------
 
 
-def unordered(comm: un.Communicator, gpu: Gpu, stream: Stream, rank: int) -> bool:
+def unordered(comm: un.Communicator, gpu: GpuDouble, stream: Stream, rank: int) -> bool:
     """Send from rank 0 to rank 1, where one of the two does not wait for its device."""
     skipped = mock.patch.object(point_to_point, "_await_streams")
     with skipped if comm.rank == rank else nullcontext():
@@ -192,7 +194,7 @@ def test_device_message_is_wrong_when_either_side_skips_its_stream(
     assert run(unordered, rank, background=False) == [True, rank is None]
 
 
-def going_on(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[bool]:
+def going_on(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[bool]:
     peer, count = 1 - comm.rank, 500_000
     outs = [DoubleArray(gpu, np.zeros(count, np.int32), stream) for _ in range(3)]
     receiving = [comm.recv(out, peer, tag, wait=False) for tag, out in enumerate(outs)]
@@ -221,7 +223,7 @@ def test_device_messages_progress_without_waiting(run: Callable[..., list[Any]])
     assert run(going_on) == [[True] * 3] * 2
 
 
-def synchronized(comm: un.Communicator, gpu: Gpu, stream: Stream, tag: int) -> tuple[int, int]:
+def synchronized(comm: un.Communicator, gpu: GpuDouble, stream: Stream, tag: int) -> tuple[int, int]:
     """Receive into device memory, call `synchronize`, and read the memory on the host without any device work.
 
     With tag 1, the message has been buffered before, because the rank receives the later one first.
@@ -247,7 +249,7 @@ def test_host_sees_received_data_after_synchronize(run: Callable[..., list[Any]]
     assert run(synchronized, tag, transports=transports, background=False)[1] == (tag, tag)
 
 
-def grouped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any]:
+def grouped(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> tuple[bool, Any]:
     peer, count = 1 - comm.rank, 100_000
     x = DoubleArray(gpu, of_rank(comm, comm.rank, count), stream)
     out = DoubleArray(gpu, np.zeros(count, np.int32), stream)
@@ -262,7 +264,7 @@ def test_device_messages_work_in_a_group(run: Callable[..., list[Any]]) -> None:
     assert run(grouped) == [(True, (0, 0))] * 2
 
 
-def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[int, int]:
+def dropped(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> tuple[int, int]:
     """Drop all arrays while messages are in flight. The double traps a use of memory that has been freed."""
     peer = 1 - comm.rank
     for _ in range(5):
@@ -328,7 +330,7 @@ def test_every_thread_that_enters_ucx_has_a_cuda_context(tmp_path: Path, monkeyp
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
-def late_device(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
+def late_device(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[str]:
     """Make calls while the device does no work."""
     results = []
     array = DoubleArray(gpu, np.zeros(100_000), stream)
@@ -352,7 +354,7 @@ def failing(
     world: un.Communicator, say: Callable[[Any], None], store: str, body: Callable[..., None], *args: Any
 ) -> None:
     """Report "ready", then the error of `body`. The memory of a failed message may never be freed."""
-    gpu = Gpu(world.rank, background=False)
+    gpu = GpuDouble(world.rank, background=False)
     with cuda_ucx.cuda_support(), devices.replaced(gpu.device), cuda_ucx.joined(world, store) as comm:
         try:
             body(comm, gpu, gpu.device().new_stream(), lambda: say("ready"), *args)
@@ -360,7 +362,9 @@ def failing(
             say((type(error).__name__, str(error), staged(comm)))
 
 
-def unlike(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callable[[], None], dtype: str, count: int) -> None:
+def unlike(
+    comm: un.Communicator, gpu: GpuDouble, stream: Stream, ready: Callable[[], None], dtype: str, count: int
+) -> None:
     array = np.zeros(count, dtype) if comm.rank else np.zeros(100_000, np.float32)
     on_device = DoubleArray(gpu, array, stream)
     ready()
@@ -378,7 +382,9 @@ def test_device_message_of_wrong_dtype_or_count_is_a_mismatch(tmp_path: Path, dt
             assert f"{dtype}[{count}] is to be received" in text
 
 
-def until_the_end(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callable[[], None], sends: bool) -> None:
+def until_the_end(
+    comm: un.Communicator, gpu: GpuDouble, stream: Stream, ready: Callable[[], None], sends: bool
+) -> None:
     array, first = (DoubleArray(gpu, np.zeros(count), stream) for count in (8 << 20, 100_000))
     if sends:  # this opens the channel, because without it the array would be copied to the host
         comm.recv(first, 0) if comm.rank else comm.send(first, 1)

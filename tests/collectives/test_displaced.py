@@ -13,7 +13,7 @@ from support.ranks import Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.testing.device_arrays import DoubleArray, device_double, read
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda.device import Stream
 
 SIZE = 3
@@ -233,7 +233,7 @@ def on_gpu(world: un.Communicator) -> list[Any]:
     return results
 
 
-def on_stream(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+def on_stream(comm: un.Communicator, gpu: GpuDouble, stream: Stream) -> list[Any]:
     def array(values: Any) -> DoubleArray:
         return DoubleArray(gpu, np.asarray(values, np.int32), stream)
 

@@ -13,7 +13,7 @@ from support.ranks import ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.testing.device_arrays import DoubleArray, device_double, read
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda.device import Stream
 
 pytestmark = pytest.mark.timeout(120)
@@ -177,7 +177,7 @@ def on_double(world: un.Communicator) -> list[str]:
     return wrong
 
 
-def between_devices(comm: un.Communicator, gpu: Gpu, stream: Stream, sender: str, receiver: str) -> list[Any]:
+def between_devices(comm: un.Communicator, gpu: GpuDouble, stream: Stream, sender: str, receiver: str) -> list[Any]:
     """Return what arrives on this device from the other device, and from an array on the other host."""
     peer, x = 1 - comm.rank, LAYOUTS[sender](WHOLE)
     outs = [DoubleArray(gpu, LAYOUTS[receiver](np.zeros(SHAPE)), stream) for _ in range(2)]

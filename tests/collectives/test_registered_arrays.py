@@ -22,10 +22,10 @@ import unisono as un
 from unisono.collectives.device import registered_arrays
 from unisono.collectives.device.result_array import DeviceArray
 from unisono.testing.device_arrays import DoubleArray, device_double, read
-from unisono.testing.device_double import DeviceDouble, Gpu
+from unisono.testing.device_double import DeviceDouble, GpuDouble
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import LEGACY_STREAM, Stream
-from unisono.transports.cuda.memory.registered import Block, Registry
+from unisono.transports.cuda.memory.registered import RegisteredBlock, Registry
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,7 +61,7 @@ class CountedCopies:
         self._patch.stop()
 
 
-def filled(gpu: Gpu, array: Any, values: Any) -> Any:
+def filled(gpu: GpuDouble, array: Any, values: Any) -> Any:
     """Write `values` to an array of `un.empty`, on its stream."""
     source = DoubleArray(gpu, np.ascontiguousarray(values), LEGACY_STREAM)
     pointer = source.__cuda_array_interface__["data"][0]
@@ -73,7 +73,7 @@ def pointer_of(array: Any) -> int:
     return int(array.data.ptr) if hasattr(array, "data") else array.__cuda_array_interface__["data"][0]
 
 
-def elements(gpu: Gpu, array: Any) -> Any:
+def elements(gpu: GpuDouble, array: Any) -> Any:
     """Return the elements of an array, as the legacy stream sees them now."""
     interface = {
         **{"data": (pointer_of(array), False), "shape": array.shape, "strides": None, "stream": int(LEGACY_STREAM)}
@@ -81,7 +81,7 @@ def elements(gpu: Gpu, array: Any) -> Any:
     return read(gpu, SimpleNamespace(dtype=array.dtype, __cuda_array_interface__=interface))
 
 
-def array_of(gpu: Gpu, values: Any, registered: bool) -> Any:
+def array_of(gpu: GpuDouble, values: Any, registered: bool) -> Any:
     if not registered:
         return DoubleArray(gpu, values, LEGACY_STREAM)
     with mock.patch.object(registered_arrays, "_cupy", return_value=None):
@@ -233,7 +233,7 @@ def test_registered_memory_lives_until_no_communicator_shows_it(two: Ranks) -> N
 
 def freed_too_early(world: un.Communicator) -> list[str]:
     """Let an array free its memory although a communicator shows it; return the traps."""
-    gpu = Gpu(world.rank, background=False)
+    gpu = GpuDouble(world.rank, background=False)
     with devices.replaced(gpu.device), mock.patch.object(Registry, "hold", without_holding):
         comm = world.dup()
         x = array_of(gpu, np.ones(N, np.float32), True)
@@ -252,7 +252,7 @@ def freed_too_early(world: un.Communicator) -> list[str]:
         return [str(call.args[0].exc_value) for call in hook.call_args_list]
 
 
-def without_holding(registry: Registry, block: Block) -> bytes:
+def without_holding(registry: Registry, block: RegisteredBlock) -> bytes:
     return registry._device.export(block.allocation)
 
 
@@ -263,7 +263,7 @@ def test_double_traps_registered_memory_that_is_freed_while_it_is_shown() -> Non
 
 def lost(world: un.Communicator, say: Any) -> None:
     """Use a plan until rank 1 is killed; report the error, and whether memory that rank 1 may have open was kept."""
-    gpu = Gpu(world.rank)
+    gpu = GpuDouble(world.rank)
     with devices.replaced(gpu.device):
         x = array_of(gpu, np.ones(N, np.float32), True)
         plan = world.plan("allreduce", x, out=x)

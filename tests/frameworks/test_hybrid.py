@@ -22,7 +22,7 @@ from support.ranks import Job, Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.data_parallel import HybridGroups, broadcast_parameters, fingerprint, verify_sync
-from unisono.frameworks.data_parallel.center import LAST, Center, Clock
+from unisono.frameworks.data_parallel.center import LAST, Center, StalenessClock
 from unisono.frameworks.data_parallel.layers import Frame, Layer
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
@@ -50,7 +50,7 @@ def frame(first: int, second: int = 0, value: float | None = None) -> Frame:
 def test_groups_keep_the_staleness_bound_and_never_deadlock(
     groups: int, staleness: int, rounds: int, data: Any
 ) -> None:
-    clock = Clock(groups, staleness)
+    clock = StalenessClock(groups, staleness)
     centers = [Center(np.zeros(1), dict.fromkeys(range(groups), 2.0)) for _ in range(2)]
     left = dict.fromkeys(range(groups), rounds)
     # The next action of each group: it asks the clock, or sends to a layer by its ticket.
@@ -83,7 +83,7 @@ def test_groups_keep_the_staleness_bound_and_never_deadlock(
 
 
 def test_group_waits_only_when_another_would_exceed_the_staleness_bound() -> None:
-    clock = Clock(2, 2)
+    clock = StalenessClock(2, 2)
     assert [[group for group, _ in clock.take(0, frame(0))] for _ in range(3)] == [[0], [0], []]
     assert [group for group, _ in clock.take(1, frame(0))] == [0, 1]
     assert (clock.longest, clock.version) == (2, 4)
@@ -95,7 +95,7 @@ def test_group_waits_only_when_another_would_exceed_the_staleness_bound() -> Non
 def staleness_of(hybrid: HybridGroups) -> int:
     """Return the greatest staleness that there was, on the rank that keeps the clock; 0 on the others."""
     clock = hybrid._handlers.get(hybrid._clock)
-    return clock.longest if isinstance(clock, Clock) else 0
+    return clock.longest if isinstance(clock, StalenessClock) else 0
 
 
 def parameters(rank: int) -> dict[str, Any]:

@@ -314,7 +314,7 @@ def ask(data: bytes) -> None:
 
 
 _ADDRESSES = Addresses("ab", "unisono-1", "127.0.0.1", 5000, 9)
-_MEMBERS = [roster.Member(rank, _ADDRESSES, "3", Surroundings("m", "h", 1, 2, 3), rank) for rank in range(SIZE)]
+_MEMBERS = [roster.RosterMember(rank, _ADDRESSES, "3", Surroundings("m", "h", 1, 2, 3), rank) for rank in range(SIZE)]
 MEMBERS = [dataclasses.asdict(member) for member in _MEMBERS]
 SETTINGS = shared_settings.collect(Options(), 1)
 LINK = {"name": "shm", "latency_s": 1e-6, "overhead_s": 1e-7, "per_byte_s": 1e-10, "step": [[1, 1e-6], [9, 2e-6]]}

@@ -97,7 +97,7 @@ EXCEPTIONS = {
     },
     "frameworks/gradients/step_memory.py": {
         "unisono.collectives.device.workspace": "as above",
-        "unisono.transports.cuda.device.Extent": "as above",
+        "unisono.transports.cuda.device.DeviceCopy": "as above",
     },
     "frameworks/gradients/reducer.py": {
         "unisono.transports.recorder.traces.add_source": "a trace of the calls of a rank shows its training steps too",

@@ -17,9 +17,9 @@ from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, TransportUnavailableError, UnisonoError
 from unisono.operations import Op, operation
 from unisono.testing import oracles
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.testing.quantisation import dequantised, with_feedback
-from unisono.transports.cuda.device import Allocation, Device, Extent, Stream
+from unisono.transports.cuda.device import Allocation, Device, DeviceCopy, Stream
 from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
 from unisono.transports.cuda.kernels.quantised_form import quantised_nbytes
 from unisono.transports.reductions.definition import lift, reduce_into
@@ -34,14 +34,14 @@ QUANTISATIONS = [("float32", "int8"), ("float32", "bfloat16"), ("bfloat16", "flo
 class Bench:
     """A device under test with one stream. `gpu` is the simulated GPU if the device is a double."""
 
-    def __init__(self, device: Device, gpu: Gpu | None = None) -> None:
+    def __init__(self, device: Device, gpu: GpuDouble | None = None) -> None:
         self.device, self.gpu = device, gpu
         self.stream = device.new_stream()
         self._memory: list[Allocation] = []
 
     @classmethod
     def of_double(cls, **options: Any) -> Bench:
-        gpu = Gpu(**options)
+        gpu = GpuDouble(**options)
         return cls(gpu.device(), gpu)
 
     def memory(self, values: Any) -> int:
@@ -203,14 +203,14 @@ def check_extents_are_packed_and_unpacked(bench: Bench) -> None:
     places = [0, 16, 16, 128, 192]
     sources, bucket = [bench.memory(row) for row in rows], bench.zeros(256)
     pairs = [(bucket + place, source, row.size) for place, source, row in zip(places, sources, rows, strict=True)]
-    bench.device.copy_extents([Extent(*pair) for pair in pairs], bench.stream)
+    bench.device.copy_extents([DeviceCopy(*pair) for pair in pairs], bench.stream)
     expected = np.zeros(256, np.uint8)
     for place, row in zip(places, rows, strict=True):
         expected[place : place + row.size] = row
     assert (bench.values(bucket, expected) == expected).all()
     targets = [bench.zeros(max(1, row.size)) for row in rows]
     bench.device.copy_extents(
-        [Extent(target, dst, nbytes) for target, (dst, _, nbytes) in zip(targets, pairs, strict=True)], bench.stream
+        [DeviceCopy(target, dst, nbytes) for target, (dst, _, nbytes) in zip(targets, pairs, strict=True)], bench.stream
     )
     for target, row in zip(targets, rows, strict=True):
         assert (bench.values(target, row) == row).all()

@@ -14,7 +14,7 @@ from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.dtypes import DTYPES
 from unisono.operations import Op, operation
 from unisono.testing import oracles
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.cuda.peers.collectives import DeviceCollectives
 
@@ -80,7 +80,7 @@ class DeviceCall:
 class DeviceRank:
     """One rank with its device. Closing it frees its arrays."""
 
-    def __init__(self, executor: Any, gpu: Gpu, **options: Any) -> None:
+    def __init__(self, executor: Any, gpu: GpuDouble, **options: Any) -> None:
         self.executor, self.gpu = executor, gpu
         self.rank, self.size = executor.rank, executor.size
         self.device = gpu.device()
@@ -163,7 +163,7 @@ class DeviceRank:
 @contextlib.contextmanager
 def device_rank(executor: Any, seed: int, *, flags: bool = True, **options: Any) -> Iterator[DeviceRank]:
     """Yield a rank of this process with a device double, and assert at the end that the double has no leaks."""
-    gpu = Gpu(seed * 100 + executor.rank, flags=flags)
+    gpu = GpuDouble(seed * 100 + executor.rank, flags=flags)
     rank = DeviceRank(executor, gpu, **options)
     yield rank
     rank.close()

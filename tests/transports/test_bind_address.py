@@ -16,7 +16,7 @@ from unisono.errors import RendezvousError, UsageError
 from unisono.transports.host.bind_address import address_for
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.transports.links.listener import Addresses
-from unisono.transports.rendezvous.roster import Member, entry_of, roster_of, roster_record
+from unisono.transports.rendezvous.roster import RosterMember, entry_of, roster_of, roster_record
 
 
 def has_ipv6() -> bool:
@@ -97,8 +97,8 @@ def test_store_works_over_ipv6(tmp_path: Path) -> None:
 # --- the roster ----------------------------------------------------------------------------------------------------
 
 
-def member(rank: int, host: str, address: str) -> Member:
-    return Member(
+def member(rank: int, host: str, address: str) -> RosterMember:
+    return RosterMember(
         rank,
         Addresses(host, f"name-{rank}", address, 4000 + rank, 100 + rank),
         "3",

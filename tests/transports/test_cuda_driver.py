@@ -31,8 +31,8 @@ from unisono.transports.cuda.device import (
     LEGACY_STREAM,
     THREAD_STREAM,
     Allocation,
+    DeviceGraph,
     Event,
-    Graph,
     Stream,
     is_over,
 )
@@ -203,7 +203,7 @@ def test_device_needs_no_deprecated_conversion_of_handles(monkeypatch: pytest.Mo
     for method in ("_issue", "_call"):
         monkeypatch.setattr(device, method, lambda *_: stream)
     assert (device.new_stream(), device.new_event(), device.open_event(bytes(88))) == (17, Event(17), Event(17))
-    assert device.capture([], Stream(17)) == Graph(17)
+    assert device.capture([], Stream(17)) == DeviceGraph(17)
 
 
 def made_by(device: Any, call: str, *arguments: Any) -> int:

@@ -23,7 +23,7 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.operations import OPERATIONS, Op
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda.peers import collectives as device_collectives, peer_exchange
 
 pytestmark = pytest.mark.timeout(120)
@@ -85,7 +85,7 @@ def random_calls(seed: int, number: int) -> list[DeviceCall]:
 
 def run_threads(size: int, calls: list[DeviceCall], options: dict[str, Any], seed: int = SEED) -> None:
     """Run calls on ranks that are threads of this process and share a device."""
-    gpu = Gpu(seed)
+    gpu = GpuDouble(seed)
 
     def run_rank(executor: Any) -> None:
         rank = DeviceRank(executor, gpu, **options)
@@ -199,7 +199,7 @@ def descriptors() -> int:
 
 def open_and_close(executor: Any, times: int) -> tuple[int, int]:
     """Use `times` communicators one after the other; return the numbers of open descriptors before and after."""
-    gpu = Gpu(executor.rank)
+    gpu = GpuDouble(executor.rank)
     everybody = range(executor.size)
 
     def use() -> None:
@@ -246,7 +246,7 @@ def test_device_traffic_counts_the_bytes_read_from_peers(two: Ranks) -> None:
 
 
 def meet(executor: Any, gpus: list[dict[str, Any]]) -> str | None:
-    gpu = Gpu(**gpus[executor.rank])
+    gpu = GpuDouble(**gpus[executor.rank])
     rank = DeviceRank(executor, gpu)
     refusal = rank.collectives.refusal
     assert rank.collectives.refuses("allreduce") == refusal
@@ -277,7 +277,7 @@ def meet_without_memory(executor: Any) -> str | None:
     def refuse(*_: Any) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    gpu = Gpu(uuid="a")  # created before the patch, because the double makes such memory itself
+    gpu = GpuDouble(uuid="a")  # created before the patch, because the double makes such memory itself
     with pytest.MonkeyPatch.context() as patch:
         if executor.rank == 1:
             patch.setattr(os, "memfd_create", refuse)
@@ -333,7 +333,7 @@ def test_closed_device_communicator_refuses_calls(two: Ranks) -> None:
 
 def fail_together(how: dict[int, Any]) -> list[tuple[str, str]]:
     """Run `how[rank]` on each of two ranks in threads; return the error of each rank."""
-    gpu = Gpu(SEED)
+    gpu = GpuDouble(SEED)
 
     def run_rank(executor: Any) -> tuple[str, str]:
         rank = DeviceRank(executor, gpu)
@@ -384,7 +384,7 @@ def test_abort_ends_device_calls_on_all_ranks() -> None:
 
 
 def test_failed_device_call_orders_its_pending_work_on_its_stream() -> None:
-    gpu = Gpu(SEED, background=False)
+    gpu = GpuDouble(SEED, background=False)
 
     def run_rank(executor: Any) -> None:
         rank = DeviceRank(executor, gpu, slab_nbytes=1024)
@@ -420,7 +420,7 @@ def be_lost(world: un.Communicator, say: Any, end: str) -> None:
 
     Report the error, the error of the next call, and whether the stream ended and the collectives closed in time.
     """
-    gpu, ends = Gpu(world.rank, **ENDS[end]), end != "events, never done"
+    gpu, ends = GpuDouble(world.rank, **ENDS[end]), end != "events, never done"
     rank = DeviceRank(world._executor, gpu, slab_nbytes=1 << 16)
     call = DeviceCall("allreduce", "two_shot", count=50_000)
     operands = rank.operands(call)

@@ -18,7 +18,7 @@ from support.ranks import Job, Ranks, ranks_fixture, start_ranks
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
-from unisono.testing.device_double import DeviceTrapError, Gpu
+from unisono.testing.device_double import DeviceTrapError, GpuDouble
 from unisono.transports.cuda.executors import replays
 from unisono.transports.cuda.executors.replays import can_replay
 
@@ -167,7 +167,7 @@ def test_replays_are_ordered_with_calls_on_other_streams(two: Ranks) -> None:
 def use_what_has_no_graph(executor: Any, has_graphs: list[bool]) -> list[tuple[int, int]]:
     """Use persistent calls of several segments and with factors; return the counts of graphs of each."""
     counts = []
-    gpu = Gpu(executor.rank, graphs=has_graphs[executor.rank])
+    gpu = GpuDouble(executor.rank, graphs=has_graphs[executor.rank])
     rank = DeviceRank(executor, gpu, slab_nbytes=1024)
     for call in (DeviceCall(count=1000), DeviceCall(op="premul_sum"), DeviceCall(count=5)):
         with pytest.MonkeyPatch.context() as patch:
@@ -202,7 +202,7 @@ def test_persistent_calls_beyond_the_flags_have_no_graphs(two: Ranks) -> None:
 
 def replay_in(executor: Any, parts: int, part: int) -> None:
     """Replay a call with other parts of the numbers."""
-    rank = DeviceRank(executor, Gpu(executor.rank))
+    rank = DeviceRank(executor, GpuDouble(executor.rank))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replays, "_PARTS", parts)
         patch.setattr(replays, "_PART", part)
@@ -223,7 +223,7 @@ def be_lost(world: un.Communicator, say: Any, calls: int) -> None:
 
     Report the error, the error of the next use, and whether the collectives closed in time.
     """
-    gpu = Gpu(world.rank)
+    gpu = GpuDouble(world.rank)
     rank = DeviceRank(world._executor, gpu)
     persistent = [Persistent(rank, DeviceCall("allreduce", "two_shot", count=5000)) for _ in range(calls)]
 

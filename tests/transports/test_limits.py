@@ -24,7 +24,7 @@ from unisono.collectives.calls.statistics import append_to
 from unisono.transports.rendezvous.file_store import FileStore
 from unisono.tuning.machine.parameters import PRIORS
 from unisono.tuning.measure import calibration_files
-from unisono.tuning.measure.measurement_log import Context, Measurement, Store
+from unisono.tuning.measure.measurement_log import Context, Measurement, MeasurementStore
 
 RANKS = 3
 COUNT = 300_000
@@ -221,7 +221,7 @@ def write_everything(world: un.Communicator, say: Say, folder: Path) -> None:
     writers: dict[str, Callable[[], object]] = {
         "dump": lambda: world.dump(folder),
         "trace": lambda: world.trace(folder / "trace.json"),
-        "measurements": lambda: Store(folder / "log").append([measured] * 9),
+        "measurements": lambda: MeasurementStore(folder / "log").append([measured] * 9),
         "table": lambda: tables.compile_table(folder / "table.json", [measured]),
         "calibration": lambda: calibration_files.keep(calibration),
         "statistics": lambda: append_to(str(folder), 0, [], []),

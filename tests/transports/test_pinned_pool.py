@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda.memory.pinned_pool import PinnedPool
 
 
 def test_pinned_memory_is_used_again_when_nothing_refers_to_it() -> None:
-    gpu = Gpu(background=False)
+    gpu = GpuDouble(background=False)
     pool = PinnedPool(gpu.device())
     first, second = pool.array(5000), pool.array(5000)
     addresses = {first.ctypes.data, second.ctypes.data}
@@ -25,7 +25,7 @@ def test_pinned_memory_is_used_again_when_nothing_refers_to_it() -> None:
 
 
 def test_pinned_memory_beyond_the_limits_of_the_pool_is_unpinned() -> None:
-    gpu = Gpu(background=False)
+    gpu = GpuDouble(background=False)
     pool = PinnedPool(gpu.device())
     arrays = [pool.array(1) for _ in range(9)]
     large = pool.array((16 << 20) + 1)

@@ -8,7 +8,7 @@ import pytest
 
 from unisono.errors import CollectiveTimeoutError, PeerLostError
 from unisono.foundation.deadlines import Deadline
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda.executors.staging import StagedPart, Staging, await_event
 
 N = 1000
@@ -29,7 +29,7 @@ def late(source: Any, target: Any) -> None:
 
 @pytest.mark.parametrize("exchanges", [(fails, passes), (passes, late), (passes, passes, fails, passes)])
 def test_failed_staging_finishes_after_its_pending_copies(exchanges: tuple[Any, ...]) -> None:
-    gpu = Gpu(1, background=False)
+    gpu = GpuDouble(1, background=False)
     device = gpu.device()
     staging, finished, stream = Staging(device), device.new_event(), device.new_stream()
     source, target, other = (device.allocate(4 * N).pointer for _ in range(3))

@@ -24,7 +24,7 @@ from unisono.transports.links.listener import Addresses
 from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, tcp_store, torch_store_of
 from unisono.transports.rendezvous.file_store import FileStore
 from unisono.transports.rendezvous.redis_store import RedisStore
-from unisono.transports.rendezvous.roster import Member, entry_of, join
+from unisono.transports.rendezvous.roster import RosterMember, entry_of, join
 from unisono.transports.rendezvous.stores import KEY_LIMIT_NBYTES, VALUE_LIMIT_NBYTES, PrefixStore, StoreTimeoutError
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
 from unisono.transports.rendezvous.torch_store import TorchStore, connect
@@ -68,7 +68,7 @@ def client(server, key=KEY, job=JOB, timeout_s=DEADLINE_S):
 
 
 def member(rank):
-    return Member(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank), "3", HERE, rank)
+    return RosterMember(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank), "3", HERE, rank)
 
 
 def later(action, *arguments):
@@ -643,11 +643,11 @@ def test_join_works_between_processes(server):
         "import sys; from unisono.transports.links.listener import Addresses\n"
         "from unisono.transports.host.host_discovery import Surroundings\n"
         "from unisono.transports.rendezvous import next_prefix, open_store\n"
-        "from unisono.transports.rendezvous.roster import Member, join\n"
+        "from unisono.transports.rendezvous.roster import RosterMember, join\n"
         "url, rank = sys.argv[1], int(sys.argv[2])\n"
         "prefix = next_prefix(url, rank=rank, job=b'j' * 16)\n"
         "store = open_store(url, prefix, key=bytes(range(32)), job=b'j' * 16, timeout_s=100)\n"
-        "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3', Surroundings.here(), rank)\n"
+        "me = RosterMember(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3', Surroundings.here(), rank)\n"
         "roster = join(store, rank, 3, me, 20, settings={})\n"
         "print([member.addresses.tcp_port for member in roster.members])\n"
     )

@@ -24,7 +24,7 @@ from support.deadlines import DEADLINE_S, eventually
 import unisono as un
 from unisono.algorithms.catalogue.variants import SEGMENT, parsed
 from unisono.algorithms.catalogue.vendors import MPI_NATIVE
-from unisono.collectives.measurement.call_trials import Trials
+from unisono.collectives.measurement.call_trials import CallTrials
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.decide.choice import Question, TunerState, candidate, choose
 from unisono.tuning.decide.table import compiled, loaded
@@ -32,7 +32,7 @@ from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Link, Parameters
 from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.campaign import FAMILIES, Campaign, PlacementWait, Settings
-from unisono.tuning.measure.measurement_log import Measurement, Store
+from unisono.tuning.measure.measurement_log import Measurement, MeasurementStore
 
 # The costs of the simulated machine. The tuner knows only the priors.
 REALLY = Parameters({"shm": Link("shm", 2e-6, 0.4e-6, 1 / 3e9, 1 / 2e9), "tcp": PRIORS.links["tcp"]})
@@ -277,7 +277,7 @@ def test_measurements_record_the_placement() -> None:
 
 
 def placed(world: un.Communicator) -> str:
-    return Trials(world).placement()
+    return CallTrials(world).placement()
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
@@ -366,10 +366,10 @@ def test_tune_makes_a_table_by_which_two_ranks_choose(tuned: Path) -> None:
 
 
 def test_second_tune_run_adds_to_the_first(tuned: Path) -> None:
-    before = len(Store(tuned / "table.jsonl").read())
+    before = len(MeasurementStore(tuned / "table.jsonl").read())
     arguments = ["--collectives", "barrier", "--sizes", "1", "--budget", "20s", "--force", "--out", "table.json"]
     assert unisono("tune", "-n", "2", *arguments, folder=tuned).returncode == 0
-    assert len(Store(tuned / "table.jsonl").read()) > before
+    assert len(MeasurementStore(tuned / "table.jsonl").read()) > before
     assert "barrier" in unisono("tune", "show", "table.json", folder=tuned).stdout
     assert unisono("tune", "lint", "table.json", folder=tuned).returncode in (0, 1)
     assert unisono("tune", "merge", "table.json", "table.jsonl", "--out", "both.json", folder=tuned).returncode == 0

@@ -18,7 +18,7 @@ from unisono.tuning.decide.table import loaded
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Parameters, curve
 from unisono.tuning.measure import calibration_files
-from unisono.tuning.measure.measurement_log import Store
+from unisono.tuning.measure.measurement_log import MeasurementStore
 
 # A measured link, and two checks of its model: one with a small error, and one with a large error.
 SHM = PRIORS.links["shm"]._replace(step=curve([(8, 1e-6), (1 << 20, 1e-4)]))
@@ -109,7 +109,7 @@ def run_tune(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> Res
             again = [
                 measurement_of("ring", nbytes, 1.5, context)._replace(load=0.2) for context, nbytes in request.again
             ]
-            Store(Path(request.store)).append(again)
+            MeasurementStore(Path(request.store)).append(again)
         return [("broadcast", 8), ("broadcast", 4096), ("allreduce", 1 << 20)]
 
     monkeypatch.setattr(tune, "measure", measure)
@@ -118,7 +118,7 @@ def run_tune(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> Res
 
 
 def test_tune_lists_suspicious_times_and_omitted_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Store(tmp_path / "t.jsonl").append(BEFORE)
+    MeasurementStore(tmp_path / "t.jsonl").append(BEFORE)
     completed = run_tune(monkeypatch, tmp_path / "t.json")
     assert "suspicious: allreduce, 2 ranks by shm: 32 B take 608.00 times as long as 128 B" in completed.stderr
     assert "--again suspicious" in completed.stderr
@@ -134,7 +134,7 @@ def test_tune_again_replaces_measurements(
     mode: str, replaced: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, others = (
-        Store(tmp_path / "t.jsonl"),
+        MeasurementStore(tmp_path / "t.jsonl"),
         [measurement_of("ring", 32, 1000.0), measurement_of("ring", 1 << 20, 5000.0, THERE)],
     )
     store.append([*BEFORE, *others])
@@ -153,5 +153,5 @@ def test_tune_again_replaces_measurements(
 def test_table_shows_whole_names_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("unisono.cli.output.terminal._WIDTH_OF_PIPE", 60)
-    Store(tmp_path / "t.jsonl").append([measurement_of("ring(segment_nbytes=65536)", 8, 1.0)])
+    MeasurementStore(tmp_path / "t.jsonl").append([measurement_of("ring(segment_nbytes=65536)", 8, 1.0)])
     assert "ring(segment_nbytes=65536)" in run_tune(monkeypatch, tmp_path / "t.json").stdout

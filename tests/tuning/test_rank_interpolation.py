@@ -14,7 +14,15 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.bench.studies.selection import main, read
 from unisono.errors import UsageError
 from unisono.tuning.decide.model import predicted_s
-from unisono.tuning.decide.rank_interpolation import Interpolation, Point, Round, Steps, combined, regret, survivors
+from unisono.tuning.decide.rank_interpolation import (
+    Interpolation,
+    MeasuredPoint,
+    Round,
+    Steps,
+    combined,
+    regret,
+    survivors,
+)
 from unisono.tuning.machine.parameters import Link
 
 CLUSTERS = (Link("fast", 2e-6, 3e-7, 1e-10), Link("slow", 2e-5, 1e-6, 1e-9))
@@ -34,7 +42,7 @@ def measured(size: int, nbytes: int, link: Link, noise: float, seed: int) -> Rou
     """
     chance = np.random.default_rng([seed, size, nbytes])
     job = math.exp(chance.normal(0, 0.3))
-    point = Point("allreduce", nbytes, size)
+    point = MeasuredPoint("allreduce", nbytes, size)
     times = {}
     for name in NAMES:
         cost = cost_of("allreduce", name, size)
@@ -59,22 +67,22 @@ def test_interpolation_is_near_the_best_at_unmeasured_rank_counts(link: Link, he
 
 def test_interpolation_ignores_the_absolute_speed_of_a_job() -> None:
     rounds = [
-        Round(Point("allreduce", 64, 8), {"a": 1.0, "b": 2.0}),
-        Round(Point("allreduce", 64, 32), {"a": 30.0, "b": 20.0}),
+        Round(MeasuredPoint("allreduce", 64, 8), {"a": 1.0, "b": 2.0}),
+        Round(MeasuredPoint("allreduce", 64, 32), {"a": 30.0, "b": 20.0}),
     ]
     slower = [rounds[0], Round(rounds[1].point, {name: 1000 * seconds for name, seconds in rounds[1].seconds.items()})]
     for size, best in ((8, "a"), (32, "b")):
-        predicted = Interpolation(slower).predict(Point("allreduce", 64, size), ("a", "b"))
+        predicted = Interpolation(slower).predict(MeasuredPoint("allreduce", 64, size), ("a", "b"))
         assert min(predicted, key=predicted.__getitem__) == best
 
 
 def test_unmeasured_algorithm_has_no_prediction_and_survives() -> None:
-    rounds = [Round(Point("allreduce", 64, 8), {"a": 1.0, "b": 4.0, "c": 2.0})]
-    predicted = Interpolation(rounds).predict(Point("allreduce", 64, 16), ("a", "b", "new"))
+    rounds = [Round(MeasuredPoint("allreduce", 64, 8), {"a": 1.0, "b": 4.0, "c": 2.0})]
+    predicted = Interpolation(rounds).predict(MeasuredPoint("allreduce", 64, 16), ("a", "b", "new"))
     assert set(predicted) == {"a", "b"}
     assert survivors(predicted, ("a", "b", "new"), 1.5) == ["a", "new"]
-    assert Interpolation(rounds).predict(Point("reduce", 64, 16), ("a", "b")) == {}
-    assert Steps(rounds, cost_of).predict(Point("allreduce", 64, 16), ("a",)) == {}
+    assert Interpolation(rounds).predict(MeasuredPoint("reduce", 64, 16), ("a", "b")) == {}
+    assert Steps(rounds, cost_of).predict(MeasuredPoint("allreduce", 64, 16), ("a",)) == {}
 
 
 def test_link_step_is_inferred_from_times_of_collectives() -> None:

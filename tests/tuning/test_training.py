@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from unisono.errors import UsageError
-from unisono.tuning.simulator.training import Training, simulate_training
+from unisono.tuning.simulator.training import TrainingForecast, simulate_training
 
-ONE = Training(compute_s=1.0, buckets_s=(0.1, 0.1), backward=0.5)
+ONE = TrainingForecast(compute_s=1.0, buckets_s=(0.1, 0.1), backward=0.5)
 
 
-def step_s(training: Training, size: int = 8, steps: int = 100) -> float:
+def step_s(training: TrainingForecast, size: int = 8, steps: int = 100) -> float:
     return simulate_training(training, size, steps).step_s
 
 
@@ -44,7 +44,7 @@ def test_simulated_training_groups_do_not_wait_for_each_other() -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(spread=st.floats(0, 0.3), size=st.integers(1, 64), lag=st.integers(0, 3), bucket_s=st.floats(0, 2))
 def test_more_lag_and_overlap_never_cost_time(spread: float, size: int, lag: int, bucket_s: float) -> None:
-    training = Training(1.0, (bucket_s, bucket_s), spread=spread, lag=lag)
+    training = TrainingForecast(1.0, (bucket_s, bucket_s), spread=spread, lag=lag)
     result = step_s(training, size, 20)
     assert step_s(training._replace(lag=lag + 1), size, 20) <= result * (1 + 1e-12)
     assert result <= step_s(training._replace(overlap=False), size, 20) * (1 + 1e-12)
@@ -61,6 +61,6 @@ def test_more_lag_and_overlap_never_cost_time(spread: float, size: int, lag: int
         (ONE, 0, 1),
     ],
 )
-def test_simulate_training_refuses_wrong_arguments(training: Training, size: int, steps: int) -> None:
+def test_simulate_training_refuses_wrong_arguments(training: TrainingForecast, size: int, steps: int) -> None:
     with pytest.raises(UsageError, match="cannot simulate"):
         simulate_training(training, size, steps)

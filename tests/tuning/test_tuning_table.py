@@ -21,7 +21,7 @@ from unisono.tuning.decide.forced_rules import forced, rules
 from unisono.tuning.decide.lint import lint
 from unisono.tuning.decide.table import Table, compiled, differences, dumped, from_text, loaded, to_json
 from unisono.tuning.machine.parameters import PRIORS, RoundCosts, curve
-from unisono.tuning.measure.measurement_log import Context, Measurement, Store, line_of, merged, read_line
+from unisono.tuning.measure.measurement_log import Context, Measurement, MeasurementStore, line_of, merged, read_line
 
 ASKED = Question("allreduce", 1 << 10, 4, "shm")
 bounded = settings(max_examples=80, deadline=None, derandomize=True)
@@ -62,10 +62,10 @@ def test_measurement_survives_writing_and_reading(us: float, nbytes: int, varian
 
 
 def test_measurement_files_merge_by_concatenation(tmp_path: Path) -> None:
-    one, other = Store(tmp_path / "one.jsonl"), Store(tmp_path / "other.jsonl")
+    one, other = MeasurementStore(tmp_path / "one.jsonl"), MeasurementStore(tmp_path / "other.jsonl")
     one.append([measurement_of("ring", 8, 1.0), measurement_of("chain", 8, 2.0)])
     other.append([measurement_of("chain", 8, 2.0), measurement_of("chain", 8, 3.0)])
-    both = Store(tmp_path / "both.jsonl")
+    both = MeasurementStore(tmp_path / "both.jsonl")
     both.path.write_text(one.path.read_text() + other.path.read_text())
     assert both.read() == list(merged([one.read(), other.read()]))
     assert [measurement.variant for measurement in both.read()] == ["ring", "chain", "chain"]
@@ -74,7 +74,7 @@ def test_measurement_files_merge_by_concatenation(tmp_path: Path) -> None:
 def test_truncated_line_of_a_measurement_file_loses_only_itself(
     tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path / "store.jsonl")
+    store = MeasurementStore(tmp_path / "store.jsonl")
     store.append([measurement_of("ring", 8, 1.0), measurement_of("chain", 8, 2.0)])
     whole = store.path.read_bytes()
     for cut in (1, 20, 200):
@@ -92,7 +92,7 @@ def test_truncated_line_of_a_measurement_file_loses_only_itself(
 def test_invalid_lines_of_a_measurement_file_are_skipped_with_a_reason(
     change: dict[str, Any], reason: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path / "store.jsonl")
+    store = MeasurementStore(tmp_path / "store.jsonl")
     store.path.write_text(json.dumps({**json.loads(line_of(measurement_of("ring", 8, 1.0))), **change}) + "\n")
     assert store.read() == []
     assert reason in warnings.text
@@ -100,7 +100,7 @@ def test_invalid_lines_of_a_measurement_file_are_skipped_with_a_reason(
 
 def test_missing_folder_of_a_measurement_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be kept in .*Not a directory|No such file"):
-        Store(tmp_path / "none" / "store.jsonl").append([measurement_of("ring", 8, 1.0)])
+        MeasurementStore(tmp_path / "none" / "store.jsonl").append([measurement_of("ring", 8, 1.0)])
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

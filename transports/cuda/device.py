@@ -93,7 +93,7 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class DeviceGraph:
     """Work that a device issues again as a whole."""
 
     handle: int
@@ -115,7 +115,7 @@ class PointerFacts:
     allocation: Allocation
 
 
-class Extent(NamedTuple):
+class DeviceCopy(NamedTuple):
     """A copy of `nbytes` from one address of the device to another one."""
 
     dst: int
@@ -295,7 +295,7 @@ class Device(Protocol):
         """Return whether work with flags can be captured into graphs."""
         ...
 
-    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> Graph:
+    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> DeviceGraph:
         """Return a graph of calls of this device; nothing is issued.
 
         All calls are work on `stream` with constant arguments: no records of events, and no waits for them. `stream`
@@ -303,11 +303,11 @@ class Device(Protocol):
         """
         ...
 
-    def launch(self, graph: Graph, stream: Stream) -> None:
+    def launch(self, graph: DeviceGraph, stream: Stream) -> None:
         """Issue the work of a graph to `stream`, behind the work that was issued before."""
         ...
 
-    def end_graph(self, graph: Graph) -> None:
+    def end_graph(self, graph: DeviceGraph) -> None:
         """Release a graph. Work of it that is under way goes on."""
         ...
 
@@ -340,7 +340,7 @@ class Device(Protocol):
         """
         ...
 
-    def copy_extents(self, extents: Sequence[Extent], stream: Stream) -> None:
+    def copy_extents(self, extents: Sequence[DeviceCopy], stream: Stream) -> None:
         """Make copies by one kernel, in any order. None may write what another one of them reads or writes."""
         ...
 

@@ -27,17 +27,17 @@ _TOKEN_SHAPE = Shape((1, 1), {})
 
 
 @record
-class View:
+class OperandView:
     """Contiguous elements of one dtype, and the operation that reduces them; None if nothing is reduced."""
 
     array: AnyArray
     op: Op | None
 
-    def like(self, array: AnyArray) -> View:
+    def like(self, array: AnyArray) -> OperandView:
         """Return a view of `array`, with the operation of this view."""
-        return View(array, self.op)
+        return OperandView(array, self.op)
 
-    def empty(self) -> View:
+    def empty(self) -> OperandView:
         """Return a view of new, uninitialised elements of the same number."""
         return self.like(np.empty_like(self.array))
 
@@ -71,12 +71,12 @@ class Memory:
         ]
         self._views.append(self._scratch(extents))
 
-    def views(self, span: Span, segment: int) -> list[View]:
+    def views(self, span: Span, segment: int) -> list[OperandView]:
         """Return the memory of `span` in `segment`, for reading: a view for each part of a block in an extent."""
         ranges = pieces(self._plan, span, self._bounds[span.buffer], segment, self._segments)
         return [view for offset, length in ranges for view in _cut(self._views[span.buffer], offset, length)]
 
-    def views_to_write(self, span: Span, segment: int) -> list[View]:
+    def views_to_write(self, span: Span, segment: int) -> list[OperandView]:
         """Return the memory of `span` in `segment`, for writing."""
         views = self.views(span, segment)
         self.output_written |= span.buffer is Buffer.OUTPUT and bool(views)
@@ -90,10 +90,10 @@ class Memory:
         """Return the memory of `views_to_write` as bytes."""
         return [as_bytes(view.array) for view in self.views_to_write(span, segment)]
 
-    def _bound(self, name: str, operand: Operand, extents: Sequence[Extent], buffer: Buffer) -> list[View]:
+    def _bound(self, name: str, operand: Operand, extents: Sequence[Extent], buffer: Buffer) -> list[OperandView]:
         """Return the views of which INPUT or OUTPUT consists, in the order of its blocks."""
         arrays = checked_extents(name, operand, extents, buffer, self._length(buffer))
-        views = [View(array, extent.op) for array, extent in zip(arrays, extents, strict=False)]
+        views = [OperandView(array, extent.op) for array, extent in zip(arrays, extents, strict=False)]
         if not self._call.is_shared(buffer) or not views:
             return views
         shares = [_shares(view, len(self._bounds[buffer])) for view in views]
@@ -102,22 +102,22 @@ class Memory:
     def _length(self, buffer: Buffer) -> int:
         return sum(length for _, length in self._bounds[buffer])
 
-    def _scratch(self, extents: Sequence[Extent]) -> list[View]:
+    def _scratch(self, extents: Sequence[Extent]) -> list[OperandView]:
         """Return new memory for SCRATCH. If SCRATCH has block lengths of its own, the call has one extent."""
         partition = self._plan.partition(Buffer.SCRATCH)
         if partition.like is None:
-            return [View(np.empty(self._length(Buffer.SCRATCH), numpy_dtype(extents[0].dtype)), extents[0].op)]
+            return [OperandView(np.empty(self._length(Buffer.SCRATCH), numpy_dtype(extents[0].dtype)), extents[0].op)]
         like, whole = self._views[partition.like], (0, self._length(partition.like))
         copied = whole if partition.block is None else self._bounds[partition.like][partition.block]
         return [view.empty() for _ in range(partition.copies) for view in _cut(like, *copied)]
 
 
-def _shares(view: View, parts: int) -> list[View]:
+def _shares(view: OperandView, parts: int) -> list[OperandView]:
     """Return the equal parts of a view."""
     return [view.like(array) for array in np.split(view.array, parts)]
 
 
-def _cut(views: Sequence[View], offset: int, length: int) -> Iterator[View]:
+def _cut(views: Sequence[OperandView], offset: int, length: int) -> Iterator[OperandView]:
     """Yield the parts of `views` between elements `offset` and `offset + length`, counted over all views together."""
     start = 0
     for view in views:
@@ -168,7 +168,7 @@ def checked(name: str, array: AnyArray | None, dtype: DType, length: int) -> Any
     return array
 
 
-def flat(views: Sequence[View]) -> list[View]:
+def flat(views: Sequence[OperandView]) -> list[OperandView]:
     """Return `views` with neighbours of the same dtype and operation joined, by a copy if there are several.
 
     So operands of the same elements become equal in form even if they are cut differently.
@@ -177,7 +177,7 @@ def flat(views: Sequence[View]) -> list[View]:
     return [run[0] if len(run) == 1 else run[0].like(np.concatenate([view.array for view in run])) for run in runs]
 
 
-def scatter(views: Sequence[View], values: Sequence[View]) -> None:
+def scatter(views: Sequence[OperandView], values: Sequence[OperandView]) -> None:
     """Copy `values` to `views`, in order. Each value has the elements of one or several whole views."""
     start = 0
     remaining = iter(values)

@@ -77,7 +77,7 @@ from unisono.transports.contracts.executor import (
     WindowExecutor,
 )
 from unisono.transports.contracts.transport import Identity, MappedTransport, MessageTransport, Request, Traffic
-from unisono.transports.executors.call_memory import Memory, View, as_bytes, checked, flat, scatter
+from unisono.transports.executors.call_memory import Memory, OperandView, as_bytes, checked, flat, scatter
 from unisono.transports.executors.lane import Lane, Posted
 from unisono.transports.executors.matching import AllRequests, Matching, Receive, signature_of
 from unisono.transports.executors.plan_checks import MESSAGES, WRITES, check_plan
@@ -225,7 +225,7 @@ class GenericExecutor:
             pieces = [_piece(array, dtype)]
             send = self._matching.send_synchronously if synchronous else self._matching.send
             request = send(dest, tag, signature, pieces)
-            return self._launch(_Message(self, signature, [dest], request))
+            return self._launch(_OpenMessage(self, signature, [dest], request))
 
     def recv(
         self,
@@ -272,7 +272,7 @@ class GenericExecutor:
         source = taken.message.source
         with self._lock:
             self._check_message(signature, source)
-            return self._launch(_Message(self, signature, [source], self._matching.acknowledge(taken)))
+            return self._launch(_OpenMessage(self, signature, [source], self._matching.acknowledge(taken)))
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
         deadline = Deadline(most_s)
@@ -495,7 +495,7 @@ class _Running:
         return CollectiveTimeoutError(message, peer=next(iter(absent or awaited), None))
 
 
-class _Message(_Running):
+class _OpenMessage(_Running):
     """A started send or receive of one message.
 
     Args:
@@ -524,7 +524,7 @@ class _Message(_Running):
         return False
 
 
-class _Receive(_Message):
+class _Receive(_OpenMessage):
     """A started receive of one message. It ends when the sender of a synchronous one has its answer."""
 
     def __init__(self, executor: GenericExecutor, signature: Signature, matching: Matching, receive: Receive) -> None:
@@ -721,7 +721,7 @@ class _Collective(_Running):
     def _reduce(self, dst: Span, sources: tuple[Span, ...], segment: int, lower: bool) -> None:
         self._combine(dst, [flat(self._memory.views(source, segment)) for source in sources], segment, lower)
 
-    def _combine(self, dst: Span, sources: list[list[View]], segment: int, lower: bool) -> None:
+    def _combine(self, dst: Span, sources: list[list[OperandView]], segment: int, lower: bool) -> None:
         results = []
         for parts in zip(*sources, strict=True):
             result, op = parts[0].empty(), parts[0].op

@@ -23,7 +23,7 @@ PLACEMENTS = ("any", *LABELS)
 REPEATS = 3
 
 
-class Placement(NamedTuple):
+class CorePlacement(NamedTuple):
     """The distance between the cores of the first two ranks.
 
     Attributes:
@@ -35,15 +35,15 @@ class Placement(NamedTuple):
     latency_ns: float | None
 
 
-UNKNOWN = Placement("unknown", None)
+UNKNOWN = CorePlacement("unknown", None)
 
 
-def measure(cores: Sequence[int]) -> Placement:
+def measure(cores: Sequence[int]) -> CorePlacement:
     """Return the placement of the first two of `cores`. It takes about a millisecond, in which no rank may compute."""
     if len(set(cores[:2])) < 2:
         return UNKNOWN
     latency_ns = min(_core.flag_latency_ns(cores[0], cores[1], FLAG_ROUNDS) for _ in range(REPEATS))
-    return Placement(label(latency_ns), latency_ns)
+    return CorePlacement(label(latency_ns), latency_ns)
 
 
 def label(latency_ns: float) -> str:

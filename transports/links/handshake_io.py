@@ -45,7 +45,7 @@ _log = log.get("links")
 Admit = Callable[[Hello, socket.socket], None]
 
 
-class Acceptor:
+class HandshakeAcceptor:
     """Accepts connections in an event loop. The loop fails if accepting lacks descriptors for 2 seconds.
 
     Args:
@@ -133,7 +133,7 @@ class HandshakeServer:
 
     def watch(self, listening: socket.socket) -> None:
         """Accept connections on `listening`, which the caller closes."""
-        Acceptor(self._loop, listening, self.take, self._drop_oldest)
+        HandshakeAcceptor(self._loop, listening, self.take, self._drop_oldest)
 
     def close(self) -> None:
         """Drop all connections whose handshake is not complete."""

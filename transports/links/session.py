@@ -58,7 +58,7 @@ from unisono.transports.links.network_probes import (
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.recorder.recorder import Directories, Recorder
 from unisono.transports.recorder.stacks import offer_stacks
-from unisono.transports.rendezvous.roster import Member, Roster
+from unisono.transports.rendezvous.roster import Roster, RosterMember
 from unisono.transports.tagged.fabrics import Fabrics
 from unisono.transports.tcp.resumption import Resumption, Stream, Streams
 from unisono.transports.tcp.tls import TlsPolicy, connection_of
@@ -132,7 +132,7 @@ class Session:
             from unisono.transports.recorder.groups import traced_groups
 
             self._groups = traced_groups(self.control)
-        self._members: tuple[Member, ...] = ()
+        self._members: tuple[RosterMember, ...] = ()
         self._lock = threading.Lock()
         self._arrivals: Arrivals | None = None
         self._gathering = Gathering()
@@ -365,7 +365,7 @@ class Session:
         return self._dial(peer, Purpose.SURVIVOR, communicator, lane, timeout_s)
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[RosterMember, ...]:
         """The ranks of the job, in their order."""
         return self._members
 
@@ -430,7 +430,7 @@ class Session:
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id
 
-    def _shares_cores(self, member: Member) -> bool:
+    def _shares_cores(self, member: RosterMember) -> bool:
         machine = member.surroundings.machine
         is_same_host = member.addresses.host_id == self.addresses.host_id
         return is_same_host or (machine != "" and machine == self.surroundings.machine)

@@ -108,7 +108,7 @@ class FramedTransport:
         self.rank, self.size, self.members = rank, len(members), members
         self._job, self._communicator, self._links = job, communicator, links
         self._ranks = {link: peer for peer, link in enumerate(links)}
-        self._channels: dict[tuple[int, int], _Channel] = {}
+        self._channels: dict[tuple[int, int], _FrameChannel] = {}
         self._departed: set[int] = set()
         self._traffic: dict[int, Traffic] = {}
         job.add(communicator, self)
@@ -187,7 +187,7 @@ class FramedTransport:
         sums = {name: getattr(traffic, name) + increment for name, increment in increments.items()}
         self._traffic[peer] = replace(traffic, **sums)
 
-    def take(self, link: int, message: _Arrived | None) -> None:
+    def take(self, link: int, message: _ArrivedFrame | None) -> None:
         """Accept a message of the rank with number `link` on the links; None means that this rank has left."""
         if link not in self._ranks:
             raise InternalError(f"{self.name}: a rank sent a message to a communicator that it does not belong to")
@@ -208,10 +208,10 @@ class FramedTransport:
         """Drop all pending receives and waiting messages; the memory of the receives is not written any more."""
         self._channels.clear()
 
-    def _channel(self, peer: int, lane: int) -> _Channel:
-        return self._channels.setdefault((peer, lane), _Channel())
+    def _channel(self, peer: int, lane: int) -> _FrameChannel:
+        return self._channels.setdefault((peer, lane), _FrameChannel())
 
-    def _deliver(self, message: _Arrived, receive: _PostedReceive) -> None:
+    def _deliver(self, message: _ArrivedFrame, receive: _PostedReceive) -> None:
         peer, me = self.members[receive.peer], self.members[self.rank]
         expected = sum(piece.nbytes for piece in receive.pieces)
         if not message.signature.agrees(receive.signature):
@@ -240,7 +240,7 @@ class _SharedLinks:
         self.links = links
         self.error: Exception | None = None
         self._transports: dict[int, FramedTransport] = {}
-        self._early: dict[int, list[tuple[int, _Arrived | None]]] = {}
+        self._early: dict[int, list[tuple[int, _ArrivedFrame | None]]] = {}
         self._closed: set[int] = set()
         self._peers: set[int] = set()
         self._notices: list[Request] = []  # FAILED and LEFT frames on their way; nobody waits for them
@@ -326,7 +326,7 @@ class _SharedLinks:
         if kind == _FAILED:
             self.fail(_error_of(parsed_json(bytes(text))), tell=False)
             return
-        message = _Arrived(Identity(*identity), _decoded(bytes(text)), payload) if kind == _MESSAGE else None
+        message = _ArrivedFrame(Identity(*identity), _decoded(bytes(text)), payload) if kind == _MESSAGE else None
         if communicator in self._transports:
             self._transports[communicator].take(link, message)
         elif communicator not in self._closed and self.error is None:
@@ -334,7 +334,7 @@ class _SharedLinks:
 
 
 @dataclass(slots=True)
-class _Arrived:
+class _ArrivedFrame:
     """A message that has arrived."""
 
     identity: Identity
@@ -343,10 +343,10 @@ class _Arrived:
 
 
 @dataclass(slots=True)
-class _Channel:
+class _FrameChannel:
     """The unmatched messages and receives between this rank and one peer on one lane."""
 
-    waiting: dict[Identity, _Arrived] = field(default_factory=dict)
+    waiting: dict[Identity, _ArrivedFrame] = field(default_factory=dict)
     expected: dict[Identity, _PostedReceive] = field(default_factory=dict)
 
 

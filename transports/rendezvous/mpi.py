@@ -19,7 +19,7 @@ from unisono.foundation.json_checks import checked, parsed_json
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.mpi.collectives import MpiCollectives
 from unisono.transports.mpi.library import complete, duplicate, free
-from unisono.transports.rendezvous.roster import Member, Roster, Setting, entry_of, roster_of, roster_record
+from unisono.transports.rendezvous.roster import Roster, RosterMember, Setting, entry_of, roster_of, roster_record
 
 
 class MpiRendezvous:
@@ -45,7 +45,7 @@ class MpiRendezvous:
         complete(self.comm.Ibcast(key, 0), deadline, key)
         self.key = key.tobytes()
 
-    def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
+    def join(self, me: RosterMember, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
         """Return the roster, equal on all ranks, with the settings of rank 0.
 
         Raises:

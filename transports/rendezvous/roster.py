@@ -34,7 +34,7 @@ _SURROUNDINGS = {"machine": str, "host": str, "network": int, "users": int, "use
 
 
 @record
-class Member:
+class RosterMember:
     """One rank of a job.
 
     Attributes:
@@ -63,12 +63,12 @@ class Roster:
         settings: the settings that rank 0 passed to `join`. Every rank adopts them, so that all make the same choices.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[RosterMember, ...]
     settings: Mapping[str, Setting]
 
 
 def join(
-    store: Store, rank: int, size: int, me: Member, timeout_s: float, *, settings: Mapping[str, Setting]
+    store: Store, rank: int, size: int, me: RosterMember, timeout_s: float, *, settings: Mapping[str, Setting]
 ) -> Roster:
     """Meet the other ranks in `store`; return the roster, equal on all ranks.
 
@@ -175,7 +175,7 @@ def failure(store: Store) -> str:
     return str(record.get("error")) if isinstance(record, dict) else ""
 
 
-def entry_of(me: Member, size: int) -> bytes:
+def entry_of(me: RosterMember, size: int) -> bytes:
     """Return the entry of a rank that was started as one of `size` ranks."""
     return _encode({"terms": terms(size), "member": dataclasses.asdict(me)})
 
@@ -242,7 +242,7 @@ def roster_of(record: object, size: int) -> Roster:
     return Roster(members, fields["settings"])
 
 
-def _check_reachable(members: Sequence[Member]) -> None:
+def _check_reachable(members: Sequence[RosterMember]) -> None:
     """Raise `RendezvousError` if the ranks are on several networks and one listens on loopback only."""
     first = members[0]
     others = (member for member in members if member.addresses.host_id != first.addresses.host_id)
@@ -261,7 +261,7 @@ def _check_reachable(members: Sequence[Member]) -> None:
         )
 
 
-def _network(member: Member) -> tuple[str, int]:
+def _network(member: RosterMember) -> tuple[str, int]:
     return member.surroundings.machine, member.surroundings.network
 
 
@@ -293,7 +293,7 @@ def did_not_arrive(missing: Sequence[int], size: int, timeout_s: float) -> Rende
     return RendezvousError(f"{ranks} {shown} of {size} did not arrive within {timeout_s:g} s")
 
 
-def _member(record: object, rank: int) -> Member:
+def _member(record: object, rank: int) -> RosterMember:
     types = {"rank": int, "addresses": dict, "cores": str, "surroundings": dict, "launch_rank": int, "tls": str}
     fields = _fields(record, types)
     if fields["rank"] != rank:
@@ -310,7 +310,7 @@ def _member(record: object, rank: int) -> Member:
     if not is_numeric(addresses["tcp_host"]):
         raise _malformed(f"the address of rank {rank} is not numeric")
     cores, launch_rank = _mask(fields["cores"], rank), fields["launch_rank"]
-    return Member(rank, Addresses(**addresses), cores, Surroundings(**surroundings), launch_rank, fields["tls"])
+    return RosterMember(rank, Addresses(**addresses), cores, Surroundings(**surroundings), launch_rank, fields["tls"])
 
 
 def _mask(text: str, rank: int) -> str:

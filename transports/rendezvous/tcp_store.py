@@ -28,7 +28,7 @@ from unisono.transports.host.bind_address import lookup
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
-from unisono.transports.links.handshake_io import BACKLOG, Acceptor, HandshakeServer, greet, prepare
+from unisono.transports.links.handshake_io import BACKLOG, HandshakeAcceptor, HandshakeServer, greet, prepare
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
     VALUE_LIMIT_NBYTES,
@@ -130,7 +130,7 @@ class StoreServer:
         try:
             self._loop = EventLoop("unisono-store", self._break_down)
             if key is None:
-                Acceptor(self._loop, self._listening, self._accept)
+                HandshakeAcceptor(self._loop, self._listening, self._accept)
             else:
                 admission = Admission(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
                 tls = TlsPolicy.offering()

@@ -35,7 +35,7 @@ Predictions: TypeAlias = dict[str, float]
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-class Point(NamedTuple):
+class MeasuredPoint(NamedTuple):
     """A call: a vector of `nbytes` over `size` ranks, `per_host` on each host."""
 
     collective: str
@@ -47,7 +47,7 @@ class Point(NamedTuple):
 class Round(NamedTuple):
     """The measurements at one point in one job: seconds by algorithm."""
 
-    point: Point
+    point: MeasuredPoint
     seconds: Mapping[str, float]
 
 
@@ -77,7 +77,7 @@ class Interpolation:
         for round_ in rounds:
             self._rounds[round_.point.collective].append(round_)
 
-    def predict(self, point: Point, algorithms: Sequence[str]) -> Predictions:
+    def predict(self, point: MeasuredPoint, algorithms: Sequence[str]) -> Predictions:
         """Return the relative time of each of `algorithms` that was ever measured together with another of them."""
         number = {name: at for at, name in enumerate(algorithms)}
         near = [
@@ -89,7 +89,9 @@ class Interpolation:
         levels = self._levels(point, near, len(algorithms)) if near else []
         return {algorithms[at]: 2.0 ** levels[at] for at in sorted(numbers)}
 
-    def _levels(self, point: Point, near: list[tuple[Point, list[tuple[int, float]]]], count: int) -> list[float]:
+    def _levels(
+        self, point: MeasuredPoint, near: list[tuple[MeasuredPoint, list[tuple[int, float]]]], count: int
+    ) -> list[float]:
         """Return the logarithm of each algorithm's time at a point. The unknowns are the planes, then the rounds."""
         here = _coordinates(point)
         widths = np.array(self._widths[:4])
@@ -139,7 +141,7 @@ class Steps:
         for collective in sorted({each.point.collective for each in rounds}):
             self._fit(collective, [each for each in rounds if each.point.collective == collective])
 
-    def predict(self, point: Point, algorithms: Sequence[str]) -> Predictions:
+    def predict(self, point: MeasuredPoint, algorithms: Sequence[str]) -> Predictions:
         """Return the seconds of each of `algorithms` that has a factor and a cost."""
         predictions = {}
         factors = self.factors.get(point.collective, {})
@@ -149,7 +151,7 @@ class Steps:
                 predictions[name] = factors[name] * number * self.steps[point.collective].at(message_nbytes)
         return predictions
 
-    def _shape(self, point: Point, name: str) -> tuple[float, float] | None:
+    def _shape(self, point: MeasuredPoint, name: str) -> tuple[float, float] | None:
         """Return the number of steps, and the bytes of a message."""
         cost = self._cost_of(point.collective, name, point.size)
         if cost is None or not cost.rounds:
@@ -210,7 +212,7 @@ def regret(chosen: str, measured: Mapping[str, float]) -> float:
     return measured[chosen] / min(measured.values())
 
 
-def _coordinates(point: Point) -> _Floats:
+def _coordinates(point: MeasuredPoint) -> _Floats:
     is_power = point.size & (point.size - 1) == 0
     return np.array([math.log2(point.size), math.log2(max(1, point.nbytes)), math.log2(point.per_host), is_power])
 

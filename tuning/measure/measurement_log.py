@@ -118,7 +118,7 @@ def read_line(line: str) -> Measurement:
     return Measurement(context, **{name: fields[name] for name in Measurement._fields if name != "context"})
 
 
-class Store:
+class MeasurementStore:
     """A file of measurements, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:

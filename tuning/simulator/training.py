@@ -19,7 +19,7 @@ from unisono.errors import UsageError
 from unisono.tuning.machine.topology import Floats
 
 
-class Training(NamedTuple):
+class TrainingForecast(NamedTuple):
     """The training that is simulated.
 
     Attributes:
@@ -50,7 +50,7 @@ class Trained(NamedTuple):
     efficiency: float
 
 
-def simulate_training(training: Training, size: int, steps: int = 50, seed: int = 0) -> Trained:
+def simulate_training(training: TrainingForecast, size: int, steps: int = 50, seed: int = 0) -> Trained:
     """Return the speed at which `size` ranks train; the same seed gives the same times of all ranks.
 
     Raises:
@@ -83,7 +83,7 @@ def simulate_training(training: Training, size: int, steps: int = 50, seed: int 
     return Trained(step_s, training.compute_s / step_s if step_s else 1.0)
 
 
-def _reduced(training: Training, start_s: Floats, taken_s: Floats, link_s: Floats) -> Floats:
+def _reduced(training: TrainingForecast, start_s: Floats, taken_s: Floats, link_s: Floats) -> Floats:
     """Return when each group has reduced the buckets of a training step, if the first could start at `link_s`."""
     number = len(training.buckets_s)
     for at, bucket_s in enumerate(training.buckets_s, start=1):

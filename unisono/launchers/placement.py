@@ -24,7 +24,7 @@ from unisono.transports.rendezvous import host_and_port
 
 
 @record
-class Rules:
+class PlacementRules:
     """The settings of a job that do not depend on where its ranks run.
 
     Attributes:
@@ -62,7 +62,7 @@ class Placement(Protocol):
 
     @property
     def ranks(self) -> range: ...
-    def job(self, argv: Sequence[str], observer: Observer, rules: Rules) -> Job:
+    def job(self, argv: Sequence[str], observer: Observer, rules: PlacementRules) -> Job:
         """Return the job whose ranks execute `argv`."""
 
 
@@ -83,7 +83,7 @@ class Here:
         """All ranks."""
         return range(self.size)
 
-    def job(self, argv: Sequence[str], observer: Observer, rules: Rules) -> LocalJob:
+    def job(self, argv: Sequence[str], observer: Observer, rules: PlacementRules) -> LocalJob:
         """Return the job, whose ranks execute `argv`."""
         return LocalJob(
             _commands(argv, self.ranks),
@@ -126,7 +126,7 @@ class OnHosts:
         """All ranks."""
         return range(sum(host.count for host in self.hosts))
 
-    def job(self, argv: Sequence[str], observer: Observer, rules: Rules) -> SshJob:
+    def job(self, argv: Sequence[str], observer: Observer, rules: PlacementRules) -> SshJob:
         """Return the job, whose ranks execute `argv`."""
         return SshJob(
             self.hosts,
@@ -182,7 +182,7 @@ class OnOneOfSeveral:
         """The ranks of this machine."""
         return self.share.ranks
 
-    def job(self, argv: Sequence[str], observer: Observer, rules: Rules) -> LocalJob:
+    def job(self, argv: Sequence[str], observer: Observer, rules: PlacementRules) -> LocalJob:
         """Return the job of the ranks on this machine, which execute `argv`."""
         bound = {variable("bind_address"): _address_towards(self.store)} | dict(rules.environ)
         options = Options.from_environment(bound)

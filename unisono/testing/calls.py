@@ -125,7 +125,7 @@ def _calling(comm: Any, case: Case, x: Any, out: Any) -> Callable[..., Any]:
     return partial(getattr(comm, case.collective), x, **arguments)
 
 
-class _Nothing:
+class _NoWork:
     """The work of a rank that takes no part in a message."""
 
     def wait(self) -> None:
@@ -150,7 +150,7 @@ def _of_message(comm: Any, case: Case) -> Call:
             return comm.send(x, dest, case.tag, wait=wait)
         if receives:
             return comm.recv(out.array, source, case.tag, wait=wait)
-        return None if wait else _Nothing()
+        return None if wait else _NoWork()
 
     def differs(result: Any) -> str:
         return arrays.damage(result) or _difference(result, expected is not None, expected, 0)

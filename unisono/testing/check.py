@@ -107,7 +107,7 @@ def _judge(comm: Any, case: Case, what: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CaseVerdict:
     """The verdict on a case.
 
     Attributes:
@@ -123,7 +123,7 @@ class Verdict:
     cause: Exception | None = None
 
 
-def judged(comm: Any, case: Case) -> Verdict:
+def judged(comm: Any, case: Case) -> CaseVerdict:
     """Make one call on all ranks, and agree on the verdict."""
     wrong, is_refused = "", False
     cause: Exception | None = None
@@ -137,10 +137,10 @@ def judged(comm: Any, case: Case) -> Verdict:
     except Exception as error:  # noqa: BLE001  (any exception of a backend is a finding)
         wrong, cause = f"{type(error).__name__}: {error}", error
     wrong, is_agreed = _agreed(comm, wrong)
-    return Verdict(wrong, is_agreed, is_refused, cause)
+    return CaseVerdict(wrong, is_agreed, is_refused, cause)
 
 
-def _smallest(comm: Any, case: Case, what: str, verdict: Verdict) -> CheckError:
+def _smallest(comm: Any, case: Case, what: str, verdict: CaseVerdict) -> CheckError:
     """Return the error with the simplest case that is also wrong, searched for as long as the communicator works."""
     latest = verdict
 

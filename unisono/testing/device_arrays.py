@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unisono.collectives.arrays.dlpack import typestr
 from unisono.errors import TransportUnavailableError
 from unisono.foundation.deadlines import Deadline
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.executors.staging import await_event
@@ -22,13 +22,13 @@ _PATIENCE_S = 30.0
 
 
 @contextmanager
-def device_double(seed: int = 0, **arguments: Any) -> Iterator[Gpu]:
-    """Replace the GPU of this process by a double in a with-block; see `Gpu` for the arguments.
+def device_double(seed: int = 0, **arguments: Any) -> Iterator[GpuDouble]:
+    """Replace the GPU of this process by a double in a with-block; see `GpuDouble` for the arguments.
 
     Raises:
         AssertionError: when the block ends, a rule of devices has been broken, or something was not released.
     """
-    gpu = Gpu(seed, **arguments)
+    gpu = GpuDouble(seed, **arguments)
     with devices.replaced(gpu.device):
         yield gpu
         gc.collect()
@@ -46,7 +46,7 @@ class DoubleArray:
         shape, dtype: as numpy's.
     """
 
-    def __init__(self, gpu: Gpu, values: NDArray[Any], stream: Stream, kind: str = "device") -> None:
+    def __init__(self, gpu: GpuDouble, values: NDArray[Any], stream: Stream, kind: str = "device") -> None:
         flat = np.asarray(values).reshape(-1, order="F" if _is_in_f_order(values) else "C")
         self.shape, self.dtype = values.shape, values.dtype
         self._device = gpu.device()
@@ -72,7 +72,7 @@ class DoubleArray:
         self._device.unpin(self._staged)
 
 
-def read(gpu: Gpu, array: Any) -> NDArray[Any]:
+def read(gpu: GpuDouble, array: Any) -> NDArray[Any]:
     """Return the elements of an array with `__cuda_array_interface__`, as its stream sees them now."""
     interface = array.__cuda_array_interface__
     dtype, stream = np.dtype(array.dtype), Stream(interface["stream"])

@@ -1,11 +1,9 @@
 """A simulated device in host memory that does everything as late and in as bad an order as the rules of devices allow.
 
-Theory of operation
--------------------
-A `Gpu` is one GPU as one process uses it. Its devices, one for each rank that is a thread, share addresses, streams and
-events. Issued work waits in the queue of its stream. A thread runs it late, or a caller that asks whether an event has
-happened. A seed decides which stream goes on next. Memory and events are in memfds that other processes open
-(`device_segments`), so ranks may be processes, and may be killed.
+Theory of operation ------------------- A `GpuDouble` is one GPU as one process uses it. Its devices, one for each rank
+that is a thread, share addresses, streams and events. Issued work waits in the queue of its stream. A thread runs it
+late, or a caller that asks whether an event has happened. A seed decides which stream goes on next. Memory and events
+are in memfds that other processes open (`device_segments`), so ranks may be processes, and may be killed.
 
 Breaking a rule is a trap: the call that breaks it raises `DeviceTrapError` or, if that call has returned, the next one
 does. Vector clocks (`device_clocks`) detect overlapping accesses without an order when they are issued, so every run
@@ -32,16 +30,16 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import AbortedError, TransportUnavailableError
 from unisono.operations import Op
 from unisono.testing.device_gpu import LASTING, LASTING_STREAM, DeviceTrapError, GpuState
-from unisono.testing.device_segments import Segment
+from unisono.testing.device_segments import DeviceSegment
 from unisono.testing.quantisation import Quantised, dequantised, with_feedback
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import (
     RELEASED,
     Allocation,
+    DeviceCopy,
+    DeviceGraph,
     Event,
-    Extent,
     Flags,
-    Graph,
     PointerFacts,
     Stream,
 )
@@ -50,13 +48,13 @@ from unisono.transports.cuda.kernels.quantised_form import QUANTISED_BLOCK, quan
 from unisono.transports.cuda.memory.host import HANDLE_NBYTES
 from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into
 
-__all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
+__all__ = ["DeviceDouble", "DeviceTrapError", "GpuDouble"]
 
 # The calls that a graph may issue, all on the stream that is the last argument.
 _CAPTURED = ("copy", "reduce", "lift", "raise_flag", "await_flag")
 
 
-class Gpu(GpuState):
+class GpuDouble(GpuState):
     """A GPU as this process uses it.
 
     Args:
@@ -79,7 +77,7 @@ class Gpu(GpuState):
     def memory(self, nbytes: int, kind: str = "device") -> Allocation:
         """Return new memory of a user, to be released as usual: ``"device"``, ``"pooled"`` or ``"managed"``."""
         with self.lock:
-            return self._add(Segment.new(max(nbytes, 1)), kind)
+            return self._add(DeviceSegment.new(max(nbytes, 1)), kind)
 
     def view(self, pointer: int, nbytes: int) -> NDArray[np.uint8]:
         """Return memory as it is now, without waiting for work on it."""
@@ -131,9 +129,9 @@ class Gpu(GpuState):
 
 
 class DeviceDouble:
-    """A `Device` on a `Gpu`."""
+    """A `Device` on a `GpuDouble`."""
 
-    def __init__(self, gpu: Gpu, ordinal: int) -> None:
+    def __init__(self, gpu: GpuDouble, ordinal: int) -> None:
         self.name = "device double"
         self.uuid = gpu.uuid
         self.ordinal = ordinal
@@ -250,7 +248,7 @@ class DeviceDouble:
     def has_graphs(self) -> bool:
         return self._gpu.has_graphs
 
-    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> Graph:
+    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> DeviceGraph:
         with self._issuing():
             if not self._gpu.has_graphs:
                 raise DeviceTrapError("the device has no graphs")
@@ -260,12 +258,12 @@ class DeviceDouble:
                     raise DeviceTrapError(f"{call} was captured")
             return self._gpu.new_graph(calls)
 
-    def launch(self, graph: Graph, stream: Stream) -> None:
+    def launch(self, graph: DeviceGraph, stream: Stream) -> None:
         with self._issuing():
             for method, arguments in self._gpu.graph(graph):
                 getattr(self, method)(*arguments[:-1], stream)
 
-    def end_graph(self, graph: Graph) -> None:
+    def end_graph(self, graph: DeviceGraph) -> None:
         self._give_back(self._gpu.end_graph, graph)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
@@ -293,7 +291,7 @@ class DeviceDouble:
     def load_reduction(self, k: int, dtype: DType, op: Op) -> None:
         """Do nothing: a double has no kernels."""
 
-    def copy_extents(self, extents: Sequence[Extent], stream: Stream) -> None:
+    def copy_extents(self, extents: Sequence[DeviceCopy], stream: Stream) -> None:
         whole = [extent for extent in extents if extent.nbytes]
         if not whole:
             return

@@ -18,21 +18,21 @@ import numpy as np
 
 from unisono.errors import TransportUnavailableError
 from unisono.testing.device_clocks import Access, AccessHistory, Clock, join
-from unisono.testing.device_segments import EventPage, EventState, FlagPage, Segment
+from unisono.testing.device_segments import DeviceSegment, EventPage, EventState, FlagPage
 from unisono.testing.device_streams import StreamSchedule, StreamState, StreamWork
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import (
     LEGACY_STREAM,
     THREAD_STREAM,
     Allocation,
+    DeviceGraph,
     Event,
     Flags,
-    Graph,
     PointerFacts,
     Stream,
 )
 from unisono.transports.cuda.issued_calls import IssuedCall
-from unisono.transports.cuda.memory.host import Handle
+from unisono.transports.cuda.memory.host import MemoryHandle
 
 LENIENCIES = {
     "eager": "work is done when it is issued",
@@ -73,7 +73,7 @@ class _Region:
     address: int
     nbytes: int
     kind: str
-    segment: Segment | None
+    segment: DeviceSegment | None
     handle: bytes | None
     history: AccessHistory
     array: AnyArray | None = None
@@ -115,13 +115,13 @@ class GpuState:
         self._numbers = itertools.count()
         self._regions: dict[int, _Region] = {}
         self._gone: deque[int] = deque()
-        self._closing: deque[Segment] = deque()
+        self._closing: deque[DeviceSegment] = deque()
         self._events: dict[int, EventState] = {}
         self._opened_events: set[int] = set()
         self._shared_events: set[int] = set()
         self._streams: dict[tuple[int, int], StreamState] = {}
         self._page = EventPage.new()
-        self._pages: dict[Handle, EventPage] = {}
+        self._pages: dict[MemoryHandle, EventPage] = {}
         self._host: Clock = {}
         self._trap: AssertionError | None = None
         self._schedule = StreamSchedule(self.lock, seed, self.allows("in_order"), self._keep_trap)
@@ -151,13 +151,13 @@ class GpuState:
 
     def allocate(self, nbytes: int) -> Allocation:
         """Return new memory of its own."""
-        return self._add(Segment.new(-(-max(nbytes, 1) // 512) * 512), "dedicated")
+        return self._add(DeviceSegment.new(-(-max(nbytes, 1) // 512) * 512), "dedicated")
 
     def take(self, nbytes: int, stream: Stream) -> Allocation:
         """Return memory of the pool. Work that is not ordered behind `stream` races with the taking."""
         if not self.has_pool:
             raise DeviceTrapError("the device has no pool")
-        allocation = self._add(Segment.new(max(nbytes, 1)), "pooled")
+        allocation = self._add(DeviceSegment.new(max(nbytes, 1)), "pooled")
         self.use(stream, [], (allocation.pointer, allocation.nbytes), lambda: None)
         return allocation
 
@@ -207,14 +207,14 @@ class GpuState:
 
     def open(self, data: bytes) -> Allocation:
         """Return memory of another process."""
-        handle = Handle.unpack(data)
+        handle = MemoryHandle.unpack(data)
         if handle.process == os.getpid():
             if not self.allows("opens_own"):
                 raise TransportUnavailableError("the handle is of this process, which has the memory already")
-            return self._add(Segment.opened(handle), "opened", data)
+            return self._add(DeviceSegment.opened(handle), "opened", data)
         is_open = any(region.handle == data and not region.is_gone for region in self._regions.values())
         self.rule("opens_twice", not is_open, "the handle is open already")
-        return self._add(Segment.opened(handle), "opened", data)
+        return self._add(DeviceSegment.opened(handle), "opened", data)
 
     def export(self, allocation: Allocation) -> bytes:
         """Return the handle of memory."""
@@ -312,7 +312,7 @@ class GpuState:
 
     def open_event(self, data: bytes) -> Event:
         """Return an event of another process."""
-        handle = Handle.unpack(data)
+        handle = MemoryHandle.unpack(data)
         if handle.process == os.getpid():
             raise TransportUnavailableError("the event is of this process, which has it already")
         of_page = handle._replace(number=0)
@@ -407,7 +407,7 @@ class GpuState:
 
     def open_flags(self, data: bytes) -> Flags:
         """Return flags of any process."""
-        return self._add_flags(FlagPage.opened(Handle.unpack(data)))
+        return self._add_flags(FlagPage.opened(MemoryHandle.unpack(data)))
 
     def end_flags(self, flags: Flags) -> None:
         """Release flags."""
@@ -462,19 +462,19 @@ class GpuState:
 
     # Graphs.
 
-    def new_graph(self, calls: Sequence[IssuedCall]) -> Graph:
+    def new_graph(self, calls: Sequence[IssuedCall]) -> DeviceGraph:
         """Return a new graph of calls of a device."""
-        graph = Graph(next(self._handles))
+        graph = DeviceGraph(next(self._handles))
         self._graphs[graph.handle] = tuple(calls)
         return graph
 
-    def graph(self, graph: Graph) -> Sequence[IssuedCall]:
+    def graph(self, graph: DeviceGraph) -> Sequence[IssuedCall]:
         """Return the calls of a graph."""
         if graph.handle not in self._graphs:
             raise DeviceTrapError("there is no such graph, or it has been given back")
         return self._graphs[graph.handle]
 
-    def end_graph(self, graph: Graph) -> None:
+    def end_graph(self, graph: DeviceGraph) -> None:
         """Release a graph."""
         self.graph(graph)
         del self._graphs[graph.handle]
@@ -555,7 +555,7 @@ class GpuState:
             raise DeviceTrapError("this is not memory of this process")
         return region
 
-    def _add(self, segment: Segment, kind: str, handle: bytes | None = None) -> Allocation:
+    def _add(self, segment: DeviceSegment, kind: str, handle: bytes | None = None) -> Allocation:
         self._regions[segment.address] = _Region(
             segment.address, segment.nbytes, kind, segment, handle, segment.history()
         )

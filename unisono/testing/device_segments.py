@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.testing.device_clocks import AccessHistory, Clock, Words, load_clock, store_clock
-from unisono.transports.cuda.memory.host import Handle, HostMemory
+from unisono.transports.cuda.memory.host import HostMemory, MemoryHandle
 
 _FACTS_NBYTES = 1 << 16
 _MOST_OPENERS = 64
@@ -35,7 +35,7 @@ _FLAG_WORDS = _FLAG_CLOCKS + _RAISES * _RAISE_WORDS
 _CYCLE = 1 << 64
 
 
-class Segment:
+class DeviceSegment:
     """Memory of one device double, mapped by one process: its bytes, followed by facts that all processes share."""
 
     def __init__(self, mapped: HostMemory, nbytes: int) -> None:
@@ -47,14 +47,14 @@ class Segment:
         self._history = AccessHistory(facts[_HISTORY:])
 
     @classmethod
-    def new(cls, nbytes: int) -> Segment:
+    def new(cls, nbytes: int) -> DeviceSegment:
         """Return new memory with arbitrary content."""
         segment = cls(HostMemory.new(_page_up(nbytes) + _FACTS_NBYTES), nbytes)
         ctypes.memset(segment.address, 0xA5, min(nbytes, 1 << 16))
         return segment
 
     @classmethod
-    def opened(cls, handle: Handle) -> Segment:
+    def opened(cls, handle: MemoryHandle) -> DeviceSegment:
         """Return memory that another process exported, and note in it that this process has it open."""
         segment = cls(HostMemory.opened(handle), handle.number)
         with segment.locked():
@@ -63,7 +63,7 @@ class Segment:
             openers[free] = os.getpid()
         return segment
 
-    def handle(self) -> Handle:
+    def handle(self) -> MemoryHandle:
         """Return the handle by which other processes open it."""
         return self._mapped.handle(self.nbytes)
 
@@ -170,7 +170,7 @@ class EventPage:
         return cls(HostMemory.new(_SLOTS * _SLOT_WORDS * 8), os.getpid())
 
     @classmethod
-    def opened(cls, handle: Handle) -> EventPage:
+    def opened(cls, handle: MemoryHandle) -> EventPage:
         """Return the page of another process."""
         return cls(HostMemory.opened(handle), handle.process)
 
@@ -184,7 +184,7 @@ class EventPage:
         """Make an event available again, but use all other free events before it."""
         self._unused.append(index)
 
-    def handle(self, index: int) -> Handle:
+    def handle(self, index: int) -> MemoryHandle:
         """Return the handle by which other processes open an event."""
         return self._mapped.handle(index)
 
@@ -219,11 +219,11 @@ class FlagPage:
         return cls(HostMemory.new(_page_up(count * _FLAG_WORDS * 8)), count, True)
 
     @classmethod
-    def opened(cls, handle: Handle) -> FlagPage:
+    def opened(cls, handle: MemoryHandle) -> FlagPage:
         """Return flags of any process."""
         return cls(HostMemory.opened(handle), handle.number, False)
 
-    def handle(self) -> Handle:
+    def handle(self) -> MemoryHandle:
         """Return the handle by which processes open the flags."""
         return self._mapped.handle(self.count)
 

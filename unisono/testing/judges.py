@@ -15,7 +15,7 @@ from typing import Any
 from unisono.foundation.watchdog import call_if_overdue
 from unisono.launchers.launch import Pool
 from unisono.options import Options
-from unisono.testing.sources import TIMEOUT_S, Backend, literal
+from unisono.testing.sources import TIMEOUT_S, SourceBackend, literal
 
 # The time that ranks have to dump their stacks before they are killed.
 _GRACE_S = 1.0
@@ -45,7 +45,7 @@ class Judges:
     """
 
     def __init__(
-        self, options: Options | None = None, backend: Backend | None = None, timeout_s: float = TIMEOUT_S
+        self, options: Options | None = None, backend: SourceBackend | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
         self.timeout_s = timeout_s
         self._options, self._backend = options, backend
@@ -109,7 +109,9 @@ def _ready(_: Any) -> None:
     """Do nothing. To call this, the ranks must have completed their rendezvous."""
 
 
-def _watched(comm: Any, *, fn: Callable[[Any, Any], Any], value: Any, backend: Backend | None, timeout_s: float) -> Any:
+def _watched(
+    comm: Any, *, fn: Callable[[Any, Any], Any], value: Any, backend: SourceBackend | None, timeout_s: float
+) -> Any:
     judged = comm if backend is None else backend.make(comm)
     with call_if_overdue(timeout_s, _tell_of_hang, f"hangs in {literal(value)}"):
         return fn(judged, value)

@@ -31,7 +31,7 @@ with un.init() as comm:  # or the communicator under test
 
 
 @dataclass(frozen=True)
-class Backend:
+class SourceBackend:
     """A backend under test: the function `name` of `module` turns a communicator into the object that is tested."""
 
     module: str
@@ -45,7 +45,7 @@ class Backend:
 
 
 def source(
-    function: str, value: Any, size: int, *, backend: Backend | None = None, timeout_s: float = TIMEOUT_S
+    function: str, value: Any, size: int, *, backend: SourceBackend | None = None, timeout_s: float = TIMEOUT_S
 ) -> str:
     """Return a program that calls ``function(comm, value)`` on `size` ranks, and fails if that raises or hangs.
 

@@ -25,7 +25,7 @@ from unisono.dtypes import DTYPES
 from unisono.foundation.program import begin
 from unisono.operations import OPERATIONS, Op
 from unisono.testing.quantisation import dequantised, with_feedback
-from unisono.transports.cuda.device import Extent
+from unisono.transports.cuda.device import DeviceCopy
 from unisono.transports.cuda.driver_api.errors import Driver
 from unisono.transports.cuda.kernels.quantised_form import quantised_nbytes
 from unisono.transports.reductions.definition import lift, reduce_into
@@ -124,7 +124,7 @@ def extents(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[str
         (arrays.place(raw[: raw.size - i], i), arrays.place(np.zeros(raw.size - i, np.uint8), j))
         for i, j in ((0, 0), (1, 1), (3, 2))
     ]
-    moved = [Extent(target.pointer, source.pointer, source.nbytes) for source, target in pairs]
+    moved = [DeviceCopy(target.pointer, source.pointer, source.nbytes) for source, target in pairs]
     arrays.gpu.device.copy_extents(moved, STREAM)
     for source, target in pairs:
         if not np.array_equal(arrays.gpu.fetch(target), raw[: source.nbytes]):

@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 
-from unisono.bench.driver import Driver, Settings
+from unisono.bench.driver import BenchDriver, Settings
 from unisono.bench.gpu_stages import nccl
 from unisono.bench.gpu_stages.results.records import tell
 from unisono.bench.peers import AS_ROOT, UNISONO_RUN, Library
@@ -67,7 +67,7 @@ class RowPrinter:
         self._settings = settings
         self._printed: set[int] = set()
         self.has_ours = True
-        self.driver = Driver(settings, self)
+        self.driver = BenchDriver(settings, self)
 
     def step(self, description: str) -> None:
         """Note that a step of the driver begins, and print the rows of sizes whose last round has ended."""

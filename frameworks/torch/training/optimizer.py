@@ -16,7 +16,7 @@ from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.calls.tensors import array_of, tensor_of
 from unisono.frameworks.torch.training.applied_sums import is_applied, mark_applied, warn_if_kept
 from unisono.frameworks.torch.training.deferred_updates import DeferredUpdates, check_deferrable
-from unisono.frameworks.torch.training.trainable import Trainable, mean_loss
+from unisono.frameworks.torch.training.trainable import TorchTrainable, mean_loss
 from unisono.frameworks.torch.training.wrapped_optimizer import WrappedOptimizer
 from unisono.frameworks.training.averager import Averager
 
@@ -97,7 +97,7 @@ class DistributedOptimizer(WrappedOptimizer):
         super().__init__(optimizer)
         if named_parameters is None and model is not None:
             named_parameters = _module(model).named_parameters()
-        self._trainable = Trainable(optimizer, named_parameters)
+        self._trainable = TorchTrainable(optimizer, named_parameters)
         self._parameters = self._trainable.named
         if priorities:
             if groups is not None:

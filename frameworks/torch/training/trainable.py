@@ -1,4 +1,4 @@
-"""`Trainable`: the parameters of an optimizer of torch with their gradients, as an `Averager` uses them."""
+"""`TorchTrainable`: the parameters of an optimizer of torch with their gradients, as an `Averager` uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono import Communicator, UsageError
 from unisono.frameworks.torch.calls.tensors import like
 
 
-class Trainable:
+class TorchTrainable:
     """The parameters of an optimizer by name, also those that the program adds or replaces later, and their gradients.
 
     A program may keep the gradient of a step, as by ``before = weight.grad``, and then compute the next one, which

@@ -13,7 +13,7 @@ from meeting import meet
 import unisono as un
 from unisono.foundation.deadlines import Deadline
 from unisono.frameworks.torch.process_groups.backend import BASE
-from unisono.testing.device_double import Gpu
+from unisono.testing.device_double import GpuDouble
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.executors.staging import await_event
 
@@ -163,7 +163,7 @@ def check_refusal() -> None:
 
 
 if __name__ == "__main__":
-    GPU = Gpu()
+    GPU = GpuDouble()
     current = SimpleNamespace(cuda_stream=GPU.device().new_stream())
     with devices.replaced(GPU.device), mock.patch("torch.cuda.current_stream", return_value=current):
         check_calls(*meet())

@@ -30,10 +30,10 @@ from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,
     RELEASED,
     Allocation,
+    DeviceCopy,
+    DeviceGraph,
     Event,
-    Extent,
     Flags,
-    Graph,
     PointerFacts,
     Stream,
     is_over,
@@ -59,7 +59,7 @@ from unisono.transports.cuda.kernels.launcher import (
     scaling_launch,
 )
 from unisono.transports.cuda.kernels.tables import Tables
-from unisono.transports.cuda.memory.host import Handle, HostMemory
+from unisono.transports.cuda.memory.host import HostMemory, MemoryHandle
 from unisono.transports.cuda.memory.pool import MemoryPool
 from unisono.transports.cuda.memory.reaper import Reaper
 from unisono.transports.cuda.peers.process_token import TOKEN_NBYTES, process_token
@@ -280,7 +280,7 @@ class CudaDevice:
         return self._flags[flags.address].memory.handle(flags.count).pack()
 
     def open_flags(self, handle: bytes) -> Flags:
-        unpacked = Handle.unpack(handle)
+        unpacked = MemoryHandle.unpack(handle)
         return self._mapped(HostMemory.opened(unpacked), unpacked.number)
 
     def end_flags(self, flags: Flags) -> None:
@@ -304,17 +304,17 @@ class CudaDevice:
             self._has_graphs = self._has_flags and has_context_events(self._driver) and self._captures_flags()
         return self._has_graphs
 
-    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> Graph:
+    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> DeviceGraph:
         graph = self._captured(calls, stream)
         try:
-            return Graph(self._driver.number_of(self._call("cuGraphInstantiate", graph, 0)))
+            return DeviceGraph(self._driver.number_of(self._call("cuGraphInstantiate", graph, 0)))
         finally:
             self._call("cuGraphDestroy", graph)
 
-    def launch(self, graph: Graph, stream: Stream) -> None:
+    def launch(self, graph: DeviceGraph, stream: Stream) -> None:
         self._issue("cuGraphLaunch", graph.handle, stream)
 
-    def end_graph(self, graph: Graph) -> None:
+    def end_graph(self, graph: DeviceGraph) -> None:
         self._destroy("cuGraphExecDestroy", graph.handle)
 
     def _captured(self, calls: Sequence[IssuedCall], stream: Stream) -> Any:
@@ -400,7 +400,7 @@ class CudaDevice:
     def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
         self._launch(scaling_launch(dst, src, factor_of(op, dtype).tobytes(), count, dtype), stream)
 
-    def copy_extents(self, extents: Sequence[Extent], stream: Stream) -> None:
+    def copy_extents(self, extents: Sequence[DeviceCopy], stream: Stream) -> None:
         pieces = pieces_of(extents)
         if pieces:
             numbers = [number for piece in pieces for number in piece]

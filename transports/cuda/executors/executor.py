@@ -33,7 +33,7 @@ from unisono.operations import Lower, Op
 from unisono.transports.contracts.call import Call, Extent, Signature
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream
-from unisono.transports.cuda.executors.layout import Layout, Place
+from unisono.transports.cuda.executors.layout import BlockPlace, Layout
 from unisono.transports.cuda.issued_calls import IssuedCall, Method
 from unisono.transports.cuda.peers.channel import Channel
 from unisono.transports.cuda.peers.peer_board import mark_of
@@ -63,7 +63,7 @@ class RepeatedCalls:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundCall:
     """A call, bound to the memory of all ranks. It is the same on all of them, except for `rank`.
 
     Attributes:
@@ -118,7 +118,7 @@ def bind(
     most_nbytes: int,
     in_one_process: bool,
     shown: Shown | None = None,
-) -> Bound:
+) -> BoundCall:
     """Return a call bound to memory. It has the fewest segments whose exposed blocks fit a slab of `most_nbytes`.
 
     A slab is the device memory of a rank that the other ranks can read.
@@ -153,10 +153,10 @@ def bind(
     while (nbytes := max(layout.nbytes for layout in of_ranks)) > most_nbytes and segments < max(extent.elements):
         segments = min(max(segments + 1, -(-segments * nbytes // most_nbytes)), max(extent.elements))
         of_ranks = layouts(segments)
-    return Bound(rank, plans, extent, segments, of_ranks, direct, shown)
+    return BoundCall(rank, plans, extent, segments, of_ranks, direct, shown)
 
 
-def load_kernels(device: Device, bound: Bound) -> None:
+def load_kernels(device: Device, bound: BoundCall) -> None:
     """Load the kernels of a call, before its streams wait for other ranks."""
     op, plan = bound.extent.op, bound.plans[bound.rank]
     if op is None:
@@ -179,7 +179,7 @@ class SegmentRun:
 
     def __init__(
         self,
-        bound: Bound,
+        bound: BoundCall,
         signature: Signature,
         segment: int,
         operands: tuple[int, int],
@@ -323,7 +323,7 @@ class SegmentRun:
         """Return the addresses from which the parts of a span in a rank's memory are read."""
         return [self._address(owner, place) for place in self._bound.layouts[owner].places(span, self._segment)]
 
-    def _address(self, owner: int, place: Place) -> int:
+    def _address(self, owner: int, place: BlockPlace) -> int:
         if owner == self._rank and self._reads_own(place):
             return self._operands[place.buffer] + place.offset
         if place.image >= 0:
@@ -331,13 +331,13 @@ class SegmentRun:
         operands = self._channel.operands(owner) if self._bound.shown is None else self._bound.shown[owner]
         return operands[place.buffer] + place.offset
 
-    def _reads_own(self, place: Place) -> bool:
+    def _reads_own(self, place: BlockPlace) -> bool:
         """Return whether this rank reads a block from the caller's array."""
         op = self._bound.extent.op
         is_lifted = place.buffer is Buffer.INPUT and op is not None and op.factor is not None
         return place.buffer is not Buffer.SCRATCH and not is_lifted
 
-    def _written(self, span: Span) -> Iterator[tuple[Place, int]]:
+    def _written(self, span: Span) -> Iterator[tuple[BlockPlace, int]]:
         """Yield the parts of a span that a step writes, with their addresses."""
         for place in self._own.places(span, self._segment):
             yield place, self._address(self._rank, place)
@@ -356,7 +356,7 @@ class SegmentRun:
             self._issue("reduce", target, operands, place.elements, self._dtype, op, self._plan.size, self._stream)
             self._update_image(place, target)
 
-    def _update_image(self, place: Place, target: int) -> None:
+    def _update_image(self, place: BlockPlace, target: int) -> None:
         if place.image >= 0 and place.buffer is Buffer.OUTPUT:
             image = self._channel.slab(self._rank) + place.image
             self._issue("copy", image, target, place.elements * self._dtype.itemsize, self._stream)

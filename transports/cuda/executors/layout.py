@@ -18,7 +18,7 @@ _ALIGNMENT = 256
 _PACK = 16
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """The part of a block in one segment: `elements` elements, `offset` bytes behind the beginning of its buffer.
 
     Attributes:
@@ -62,19 +62,19 @@ class Layout:
                     longest = split(length, segments, 0)[1] * itemsize + _PACK
                     self.nbytes += -(-longest // _ALIGNMENT) * _ALIGNMENT
 
-    def places(self, span: Span, segment: int) -> list[Place]:
+    def places(self, span: Span, segment: int) -> list[BlockPlace]:
         """Return the parts of `span` in `segment`, block by block, without empty parts."""
         return list(self._parts(span.buffer, self._plan.physical_blocks(span), segment))
 
-    def images(self, buffer: Buffer, segment: int) -> list[Place]:
+    def images(self, buffer: Buffer, segment: int) -> list[BlockPlace]:
         """Return the parts of `buffer` in `segment` that have a copy in the slab, which other ranks read."""
         return list(self._parts(buffer, [block for of, block in self._images if of is buffer], segment))
 
-    def _parts(self, buffer: Buffer, blocks: list[int], segment: int) -> Iterator[Place]:
+    def _parts(self, buffer: Buffer, blocks: list[int], segment: int) -> Iterator[BlockPlace]:
         for block in blocks:
             first, length = self._bounds[buffer][block]
             start, count = split(length, self._segments, segment)
             if count:
                 offset = (first + start) * self._itemsize
                 image = self._images.get((buffer, block), -1)
-                yield Place(buffer, offset, count, image if image < 0 else image + offset % _PACK)
+                yield BlockPlace(buffer, offset, count, image if image < 0 else image + offset % _PACK)

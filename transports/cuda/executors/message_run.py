@@ -26,7 +26,7 @@ from unisono.operations import Lower
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.device import Allocation, Device, Stream
-from unisono.transports.cuda.executors.layout import Layout, Place
+from unisono.transports.cuda.executors.layout import BlockPlace, Layout
 from unisono.transports.cuda.memory.pinned_pool import PinnedPool
 from unisono.transports.executors.lane import Lane, Posted
 from unisono.transports.executors.plan_checks import check_plan
@@ -240,7 +240,7 @@ class MessageRun:
         itemsize = self._extent.dtype.itemsize
         return [(self._address(place), place.elements * itemsize) for place in self._layout.places(span, segment)]
 
-    def _address(self, place: Place) -> int:
+    def _address(self, place: BlockPlace) -> int:
         if place.buffer is Buffer.SCRATCH:
             assert self._scratch is not None, "the layout has counted its bytes"
             return self._scratch.pointer + place.image

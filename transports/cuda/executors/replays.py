@@ -23,8 +23,8 @@ from typing import Any
 
 from unisono.algorithms.ir.plan import Plan, Signal, Wait
 from unisono.algorithms.ir.walk import steps_as_run
-from unisono.transports.cuda.device import Device, Flags, Graph, Stream
-from unisono.transports.cuda.executors.executor import Bound
+from unisono.transports.cuda.device import Device, DeviceGraph, Flags, Stream
+from unisono.transports.cuda.executors.executor import BoundCall
 from unisono.transports.cuda.issued_calls import IssuedCall
 from unisono.transports.cuda.kernels.catalogue import MOST_SOURCES
 from unisono.transports.cuda.peers.channel import Channel
@@ -142,10 +142,10 @@ class Replays:
         self._plans: Sequence[Plan] | None = None
         self._key: tuple[object, ...] | None = None
         self._calls: Sequence[IssuedCall] = ()
-        self._graphs: dict[int, Graph] = {}  # by part
+        self._graphs: dict[int, DeviceGraph] = {}  # by part
         self._replays = 0
 
-    def takes(self, bound: Bound) -> bool:
+    def takes(self, bound: BoundCall) -> bool:
         """Return whether this use of the call is a replay, equal on all ranks. The first use is none."""
         if self._plans is None:
             self._plans = bound.plans

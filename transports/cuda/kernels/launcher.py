@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from unisono.dtypes import DType
 from unisono.errors import TransportUnavailableError
 from unisono.operations import Op
-from unisono.transports.cuda.device import Extent
+from unisono.transports.cuda.device import DeviceCopy
 from unisono.transports.cuda.driver_api.errors import INSTALL_DRIVER, Driver
 from unisono.transports.cuda.kernels.cache import built
 from unisono.transports.cuda.kernels.catalogue import (
@@ -109,10 +109,10 @@ def scaling_launch(dst: int, src: int, factor: bytes, count: int, dtype: DType) 
     return KernelLaunch(("lift", dtype.name), lambda: scaling(dtype), _packs(count * dtype.itemsize), parameters)
 
 
-def pieces_of(extents: Sequence[Extent]) -> list[Extent]:
+def pieces_of(extents: Sequence[DeviceCopy]) -> list[DeviceCopy]:
     """Cut extents into pieces that a block of threads copies at a time. Empty extents have none."""
     return [
-        Extent(dst + start, src + start, min(_PIECE_NBYTES, nbytes - start))
+        DeviceCopy(dst + start, src + start, min(_PIECE_NBYTES, nbytes - start))
         for dst, src, nbytes in extents
         for start in range(0, nbytes, _PIECE_NBYTES)
     ]

@@ -18,7 +18,7 @@ _HANDLE = struct.Struct("<qqqq")
 HANDLE_NBYTES = _HANDLE.size
 
 
-class Handle(NamedTuple):
+class MemoryHandle(NamedTuple):
     """Identifies memory: the process, its descriptor, the inode, and a number chosen by its creator."""
 
     process: int
@@ -31,7 +31,7 @@ class Handle(NamedTuple):
         return _HANDLE.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Handle:
+    def unpack(cls, data: bytes) -> MemoryHandle:
         """Return the handle that `data` begins with."""
         return cls(*_HANDLE.unpack(data[:HANDLE_NBYTES]))
 
@@ -70,7 +70,7 @@ class HostMemory:
         return cls(descriptor)
 
     @classmethod
-    def opened(cls, handle: Handle) -> HostMemory:
+    def opened(cls, handle: MemoryHandle) -> HostMemory:
         """Return memory that another process, or this one, has created.
 
         Raises:
@@ -85,9 +85,9 @@ class HostMemory:
             raise TransportUnavailableError(f"memory of process {handle.process} does not exist any more")
         return cls(descriptor)
 
-    def handle(self, number: int = 0) -> Handle:
+    def handle(self, number: int = 0) -> MemoryHandle:
         """Return the handle for other processes, valid until `close`."""
-        return Handle(os.getpid(), self._descriptor, os.fstat(self._descriptor).st_ino, number)
+        return MemoryHandle(os.getpid(), self._descriptor, os.fstat(self._descriptor).st_ino, number)
 
     def empty(self) -> None:
         """Return the pages to the system: in every process, they then read as zeros."""

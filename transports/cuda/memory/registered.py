@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from unisono.transports.cuda.device import Allocation, Device
 
 
-class Block:
+class RegisteredBlock:
     """Registered memory.
 
     Attributes:
@@ -48,35 +48,35 @@ class Registry:
         self._device = device
         # Finalizers retire blocks, at any point of any thread, and so perhaps while this thread has the lock.
         self._lock = threading.RLock()
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, RegisteredBlock] = {}
         self._opened: dict[bytes, _Opened] = {}
 
-    def new(self, nbytes: int) -> Block:
+    def new(self, nbytes: int) -> RegisteredBlock:
         """Return new memory; raises `TransportUnavailableError` if the device has too little."""
-        block = Block(self._device.allocate(max(1, nbytes)))
+        block = RegisteredBlock(self._device.allocate(max(1, nbytes)))
         self._blocks[block.allocation.pointer] = block
         return block
 
-    def find(self, pointer: int, nbytes: int) -> Block | None:
+    def find(self, pointer: int, nbytes: int) -> RegisteredBlock | None:
         """Return the memory of a living array that has these bytes; None if they are in no such memory."""
         if not nbytes:
             return None
         return next((block for block in list(self._blocks.values()) if block.covers(pointer, nbytes)), None)
 
-    def retire(self, block: Block) -> None:
+    def retire(self, block: RegisteredBlock) -> None:
         """Take notice that no object refers to the array any more."""
         with self._lock:
             block.has_array = False
             self._free_if_unused(block)
 
-    def hold(self, block: Block) -> bytes:
+    def hold(self, block: RegisteredBlock) -> bytes:
         """Keep memory allocated until `release`, and return the handle with which other processes open it."""
         with self._lock:
             block.handle = block.handle or self._device.export(block.allocation)
             block.holders += 1
             return block.handle
 
-    def release(self, block: Block) -> None:
+    def release(self, block: RegisteredBlock) -> None:
         """Undo `hold`; the other processes have closed the memory."""
         with self._lock:
             block.holders -= 1
@@ -104,7 +104,7 @@ class Registry:
                 del self._opened[handle]
                 self._device.close(opened.allocation)
 
-    def _free_if_unused(self, block: Block) -> None:
+    def _free_if_unused(self, block: RegisteredBlock) -> None:
         if not block.holders and not block.has_array:
             del self._blocks[block.allocation.pointer]
             self._device.give(block.allocation, None)  # any stream of the program may have used the array

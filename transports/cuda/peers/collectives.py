@@ -51,7 +51,7 @@ from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream, is_over
-from unisono.transports.cuda.executors.executor import ABLE, Bound, RepeatedCalls, SegmentRun, bind, load_kernels
+from unisono.transports.cuda.executors.executor import ABLE, BoundCall, RepeatedCalls, SegmentRun, bind, load_kernels
 from unisono.transports.cuda.executors.replays import Replays
 from unisono.transports.cuda.issued_calls import IssuedCall
 from unisono.transports.cuda.memory.registered import registry_of
@@ -110,10 +110,10 @@ class DeviceCollectives:
         self._releasing = threading.Lock()  # held while flags are released or freed
         self._watch = Watch(self) if self._peers.by_flags else None
         self._plans: dict[tuple[str, str, int], Sequence[Plan]] = {}
-        self._bound: dict[tuple[object, ...], Bound] = {}
+        self._bound: dict[tuple[object, ...], BoundCall] = {}
         self._started: deque[DeviceOperation] = deque()
         self._traffic: dict[int, Traffic] = {}
-        self._uncounted: dict[int, tuple[Bound, int]] = {}  # bound calls by identity, and how often each was made
+        self._uncounted: dict[int, tuple[BoundCall, int]] = {}  # bound calls by identity, and how often each was made
         self._shown: list[ShownArrays] = []
         self._replays: list[Replays] = []
         self._failure: UnisonoError | None = None
@@ -386,7 +386,7 @@ class DeviceCollectives:
             self._plans[place] = plans
         return self._plans[place]
 
-    def _bind(self, signature: Signature, extent: Extent | None, name: str, shown: Shown | None) -> Bound:
+    def _bind(self, signature: Signature, extent: Extent | None, name: str, shown: Shown | None) -> BoundCall:
         lifted = extent is not None and extent.op is not None and extent.op.factor is not None
         place = signature.collective, name, signature.root, extent, lifted, shown
         if place not in self._bound or lifted:
@@ -454,7 +454,7 @@ class DeviceOperation:
     def __init__(
         self,
         owner: DeviceCollectives,
-        bound: Bound,
+        bound: BoundCall,
         signature: Signature,
         operands: tuple[int, int],
         stream: Stream,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.transports.cuda.memory.host import Handle, HostMemory
+from unisono.transports.cuda.memory.host import HostMemory, MemoryHandle
 
 CHANNELS = 2
 # The number of records of a channel that peers may not have followed yet.
@@ -59,7 +59,7 @@ class Board:
         """The number by which other ranks recognise the board."""
         return self._words[_TOKEN]
 
-    def handle(self) -> Handle:
+    def handle(self) -> MemoryHandle:
         """Return the handle with which other ranks open the board."""
         return self._memory.handle()
 

@@ -23,7 +23,7 @@ from unisono.transports.contracts.call import Call, Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.device import Device
 from unisono.transports.cuda.executors.replays import MOST_RANKS, GraphFlags
-from unisono.transports.cuda.memory.host import Handle, HostMemory
+from unisono.transports.cuda.memory.host import HostMemory, MemoryHandle
 from unisono.transports.cuda.peers.channel import Channel
 from unisono.transports.cuda.peers.peer_board import CHANNELS, Board
 from unisono.transports.cuda.peers.process_token import process_token
@@ -154,7 +154,7 @@ def _place(device: Device) -> dict[str, Any]:
 
 def _board(facts: Any, size: int) -> Board:
     """Return the board of another rank; raises `TransportUnavailableError` if it cannot be mapped."""
-    board = Board(HostMemory.opened(Handle(*facts["board"])), size)
+    board = Board(HostMemory.opened(MemoryHandle(*facts["board"])), size)
     if board.token != facts["token"]:
         board.close()
         raise TransportUnavailableError("host memory of another rank is not accessible: the rank is on another host")

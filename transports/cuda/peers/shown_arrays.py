@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from unisono.errors import TransportUnavailableError
-from unisono.transports.cuda.memory.registered import Block, Registry
+from unisono.transports.cuda.memory.registered import RegisteredBlock, Registry
 
 # The addresses in this process of INPUT and OUTPUT of each rank; 0 for an array that is not shown.
 Shown: TypeAlias = "tuple[tuple[int, int], ...]"
@@ -31,7 +31,7 @@ class ShownArrays:
         self._rank = rank
         self._registry = registry
         self._exchange = exchange
-        self._held: list[Block] = []
+        self._held: list[RegisteredBlock] = []
         self._opened: list[bytes] = []
 
     def agree(self, calls: Sequence[tuple[Piece, Piece]]) -> list[Shown | None]:

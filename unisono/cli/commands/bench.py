@@ -16,7 +16,7 @@ import click
 from rich.table import Table
 
 from unisono.bench import comparison
-from unisono.bench.driver import Driver, Results, Settings, steps
+from unisono.bench.driver import BenchDriver, Results, Settings, steps
 from unisono.bench.formats import FORMATS, as_json as as_json_text
 from unisono.bench.peers import PEERS, Library, peer, peers, unisono_over
 from unisono.bench.report import append, circumstances, document, rows, table
@@ -258,7 +258,7 @@ def _measure(
     )
     bar = _Bar(steps(settings))
     with bar.progress:
-        results = Driver(settings, bar).run()
+        results = BenchDriver(settings, bar).run()
     measured_rows = rows(settings, results)
     if as_json or form != "table":
         click.echo(FORMATS["json" if as_json else form](settings, results, measured_rows), nl=False)

@@ -23,7 +23,7 @@ from unisono.cli.output.terminal import console
 from unisono.collectives.bootstrap.environment import detect
 from unisono.collectives.bootstrap.init import init
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.measurement.call_trials import Trials
+from unisono.collectives.measurement.call_trials import CallTrials
 from unisono.collectives.measurement.link_probes import calibrated, rounds_calibrated
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.foundation.watchdog import call_if_overdue
@@ -95,7 +95,7 @@ def measure_rounds(comm: Communicator, parameters: Parameters, short: bool) -> t
 
 def _check(comm: Communicator, parameters: Parameters) -> list[PredictedCall]:
     """Run some collectives on every rank of `comm`, and return their predicted and measured times."""
-    trials = Trials(comm, tuner_state=TunerState(None, parameters))
+    trials = CallTrials(comm, tuner_state=TunerState(None, parameters))
     checks = list[PredictedCall]()
     for collective, name in _CHECKS:
         for nbytes in (trials.nbytes(collective, nbytes) for nbytes in _CHECKED):

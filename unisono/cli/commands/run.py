@@ -22,7 +22,7 @@ from unisono.cli.messages import tell
 from unisono.errors import UsageError
 from unisono.foundation.streams import write_all
 from unisono.launchers.output import MergedOutput, Write
-from unisono.launchers.placement import Here, Job, OnHosts, OnOneOfSeveral, Placement, Rules
+from unisono.launchers.placement import Here, Job, OnHosts, OnOneOfSeveral, Placement, PlacementRules
 from unisono.launchers.process import BINDINGS, Exit, signal_name, statistics_folder
 from unisono.launchers.root_cause import LastError, last_error, root_cause
 from unisono.options import FIELDS, Options, variable
@@ -219,7 +219,7 @@ def command(
     with statistics_folder(stats) as folder:
         if stats:
             environ[variable("stats")] = folder
-        rules = Rules(
+        rules = PlacementRules(
             bind=None if bind == "none" else bind,
             environ=environ,
             passed=variables,

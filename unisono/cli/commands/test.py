@@ -19,20 +19,20 @@ from unisono.cli.output.terminal import console, progress
 from unisono.options import Options
 from unisono.testing import Case, CheckError, Summary
 from unisono.testing.cases import random_case
-from unisono.testing.check import SEEDS, Verdict, judged
+from unisono.testing.check import SEEDS, CaseVerdict, judged
 from unisono.testing.judges import BRIEF_S, Judges, RanksFailure, while_searching
 from unisono.testing.shrinking import shrunk
-from unisono.testing.sources import TIMEOUT_S, Backend, source
+from unisono.testing.sources import TIMEOUT_S, SourceBackend, source
 
 
-def _backend(ctx: click.Context, param: click.Parameter, value: str | None) -> Backend | None:
+def _backend(ctx: click.Context, param: click.Parameter, value: str | None) -> SourceBackend | None:
     """Return the backend that `value` names, without importing it here: the ranks import it."""
     if value is None:
         return None
     module, _, function = value.partition(":")
     if not module or not function.isidentifier():
         raise click.BadParameter(f"{value!r} is not MODULE:FUNCTION", ctx, param)
-    return Backend(module, function)
+    return SourceBackend(module, function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def command(
     cases: int,
     seed: int | None,
     transports: str,
-    backend: Backend | None,
+    backend: SourceBackend | None,
     timeout_s: float,
     as_json: bool,
 ) -> int:
@@ -130,7 +130,7 @@ def _verdict(judges: Judges, case: Case, ranks: int, most_s: float = math.inf) -
     return (str(outcome), False) if isinstance(outcome, RanksFailure) else (outcome[0].wrong, outcome[0].is_refused)
 
 
-def _judge(comm: object, case: Case) -> Verdict:
+def _judge(comm: object, case: Case) -> CaseVerdict:
     """Judge a case on a rank; fail if the ranks could not agree, because the communicator has then failed too."""
     verdict = dataclasses.replace(judged(comm, case), cause=None)
     if not verdict.is_agreed:

@@ -26,7 +26,7 @@ from unisono.cli.output.terminal import console, errors_console
 from unisono.collectives.bootstrap.environment import detect
 from unisono.collectives.bootstrap.init import init
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.measurement.call_trials import Trials
+from unisono.collectives.measurement.call_trials import CallTrials
 from unisono.collectives.measurement.link_probes import calibrated, rounds_calibrated
 from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmError, PeerLostError, UsageError
 from unisono.foundation import streams
@@ -40,7 +40,7 @@ from unisono.tuning.decide.table import compiled
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Parameters, at_level
 from unisono.tuning.measure.campaign import Campaign, Settings, patience_s
-from unisono.tuning.measure.measurement_log import Context, Measurement, Store, identity
+from unisono.tuning.measure.measurement_log import Context, Measurement, MeasurementStore, identity
 
 # Points of a table: contexts and bytes of the vector.
 Again: TypeAlias = "frozenset[tuple[Context, int]]"
@@ -93,7 +93,7 @@ class TuneRequest(NamedTuple):
 
 def measure(comm: Communicator, request: TuneRequest, observe: Any = None) -> list[tuple[str, int]]:
     """Run a campaign on every rank of `comm`; return the collectives and bytes that the budget did not allow."""
-    store = Store(Path(request.store))
+    store = MeasurementStore(Path(request.store))
     before: list[Measurement] = []
     about: dict[str, Any] = {"machine": "", "job": "", "library": __version__, "date": "", "load": request.load}
     if comm.rank == 0:
@@ -105,7 +105,7 @@ def measure(comm: Communicator, request: TuneRequest, observe: Any = None) -> li
         request.collectives, request.sizes, request.budget_s, about, placement=request.placement, again=again
     )
     state = comm.tuner_state
-    Trials(comm).await_placement(request.placement, patience_s(request.budget_s))
+    CallTrials(comm).await_placement(request.placement, patience_s(request.budget_s))
     parameters = _calibrated(comm, state.parameters)
     if parameters is not state.parameters:
         # Good enough to drop candidates, but not kept, because programs without a table choose better by priors.
@@ -119,7 +119,7 @@ def measure(comm: Communicator, request: TuneRequest, observe: Any = None) -> li
         if comm.rank == 0:
             (observe or _tell_parent)(progress, part)
 
-    return Campaign(Trials(comm, request.dtype, tuner_state=state), settings, keep, report, before).run()
+    return Campaign(CallTrials(comm, request.dtype, tuner_state=state), settings, keep, report, before).run()
 
 
 def _calibrated(comm: Communicator, parameters: Parameters) -> Parameters:
@@ -234,7 +234,7 @@ def command(
         return 0
     if out.suffix == ".jsonl":
         raise UsageError("--out cannot end in .jsonl, because that file is for the measurements: use another suffix")
-    in_job, load, store = detect(os.environ), load_now(), Store(out.with_suffix(".jsonl"))
+    in_job, load, store = detect(os.environ), load_now(), MeasurementStore(out.with_suffix(".jsonl"))
     before = store.read() if in_job.rank == 0 and store.path.exists() else []
     request = TuneRequest(
         collectives, parse_sizes(sizes), budget_s, dtype, str(store.path.absolute()), placement, load.average
@@ -277,7 +277,7 @@ def _is_asked(context: Context, nbytes: int, request: TuneRequest, ranks: Sequen
     return context.collective in request.collectives and context.ranks in ranks and has_size
 
 
-def _replace_old(store: Store, before: Sequence[Measurement], again: Again) -> None:
+def _replace_old(store: MeasurementStore, before: Sequence[Measurement], again: Again) -> None:
     """Remove the earlier measurements of points that have been measured again."""
     old = {identity(each) for each in before}
     new = {(each.context, each.nbytes) for each in store.read() if identity(each) not in old}

@@ -14,7 +14,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from unisono.algorithms.ir.drawing import DrawnGroup, Move, local_steps, moves, start_times
+from unisono.algorithms.ir.drawing import DrawnGroup, DrawnMove, local_steps, moves, start_times
 from unisono.algorithms.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _draw(axes: Axes, panel: Panel, depth: int, ink: str) -> None:
 
 class _Arrow(NamedTuple):
     time: int
-    move: Move
+    move: DrawnMove
     text: str
 
 

@@ -21,7 +21,7 @@ from unisono.tuning.decide.lint import lint
 from unisono.tuning.decide.table import Table, compiled, differences, dumped, loaded, measured_when, to_json
 from unisono.tuning.machine.fingerprint import describe, fingerprint
 from unisono.tuning.measure.calibration_files import parameters_of
-from unisono.tuning.measure.measurement_log import Measurement, Store, merged
+from unisono.tuning.measure.measurement_log import Measurement, MeasurementStore, merged
 
 
 def compile_table(out: Path, measurements: Sequence[Measurement], others: Sequence[Path] = ()) -> Table:
@@ -112,9 +112,9 @@ def merge(paths: tuple[Path, ...], out: Path) -> None:
 
     The measurements of a table are in a file next to it, with the ending .jsonl. You may also name such a file itself.
     """
-    stores = [Store(path.with_suffix(".jsonl")) for path in paths]
+    stores = [MeasurementStore(path.with_suffix(".jsonl")) for path in paths]
     together = list(merged(store.read() for store in stores))
-    target = Store(out.with_suffix(".jsonl"))
+    target = MeasurementStore(out.with_suffix(".jsonl"))
     old = set(target.read()) if target.path.exists() else set()
     target.append([each for each in together if each not in old])
     compile_table(out, target.read(), [path.with_suffix(".json") for path in paths])
@@ -154,7 +154,7 @@ def report_(path: Path, out: Path) -> None:
     """Draw a table and its measurements as one HTML page that works offline."""
     from unisono.cli.output.tune_report import write
 
-    store, table = Store(path.with_suffix(".jsonl")), loaded(path)
+    store, table = MeasurementStore(path.with_suffix(".jsonl")), loaded(path)
     measurements = store.read() if store.path.exists() else []
     page = write(table, _machines_of(table), measurements, out, parameters_of(fingerprint()))
     click.echo(str(page))

@@ -17,11 +17,11 @@ from unisono.compat.horovod.negotiation import Negotiator
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.requests import ReadyCall
 from unisono.compat.horovod.settings import Settings, read_settings
-from unisono.compat.horovod.timeline import Timeline
+from unisono.compat.horovod.timeline import HorovodTimeline
 from unisono.errors import UnisonoError, UsageError
 
 
-class Steps(Protocol):
+class JoinedSteps(Protocol):
     """The steps of an optimizer that a rank takes part in after `join`, as long as other ranks still train."""
 
     step_in_progress: int
@@ -33,7 +33,7 @@ class Steps(Protocol):
         """Take part in the steps of the other ranks up to this number, without gradients."""
 
 
-class Job:
+class HorovodJob:
     """The state between `init` and `shutdown`.
 
     Attributes:
@@ -46,7 +46,7 @@ class Job:
     def __init__(self, world: Communicator, settings: Settings, *, is_own: bool) -> None:
         self.world, self.settings = world, settings
         self.epoch = next(_epochs)
-        self.timeline = Timeline()
+        self.timeline = HorovodTimeline()
         self._is_own, self._pid = is_own, os.getpid()
         self._lock = threading.Lock()
         self._sets: dict[int, ProcessSet] = {}
@@ -123,9 +123,9 @@ class Job:
 
 _epochs = itertools.count()
 _starting = threading.Lock()
-_job: Job | None = None
+_job: HorovodJob | None = None
 # By the name under which the ranks match it, each optimizer of this process.
-optimizers: WeakValueDictionary[str, Steps] = WeakValueDictionary()
+optimizers: WeakValueDictionary[str, JoinedSteps] = WeakValueDictionary()
 # The number of the last optimizer, by the digest of its signature and its process set. Other ranks create no optimizers
 # of a set that they are not in, so their numbers in other sets must not depend on it.
 _optimizer_numbers: dict[str, int] = {}
@@ -149,9 +149,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             return
         settings = read_settings()
         if isinstance(comm, Communicator):
-            _job = Job(comm, settings, is_own=False)
+            _job = HorovodJob(comm, settings, is_own=False)
         else:
-            _job = Job(_world_of(comm), settings, is_own=True)
+            _job = HorovodJob(_world_of(comm), settings, is_own=True)
         atexit.register(shutdown)
     for process_set in process_sets if process_sets and not isinstance(process_sets, str) else ():
         _job.add(process_set)
@@ -176,7 +176,7 @@ def adopt(world: Communicator) -> None:
         before.close()
     except UnisonoError:
         before.world.close()  # it has failed, which is why it is replaced
-    _job = Job(world, before.settings._replace(timeline=""), is_own=True)
+    _job = HorovodJob(world, before.settings._replace(timeline=""), is_own=True)
 
 
 def shutdown() -> None:
@@ -189,7 +189,7 @@ def shutdown() -> None:
         job.close()
 
 
-def running() -> Job:
+def running() -> HorovodJob:
     """Return the job.
 
     Raises:
@@ -206,7 +206,7 @@ def raise_explained(error: UnisonoError) -> NoReturn:
     raise explained from explained.__cause__
 
 
-def register_optimizer(optimizer: Steps, signature: str, process_set: ProcessSet) -> str:
+def register_optimizer(optimizer: JoinedSteps, signature: str, process_set: ProcessSet) -> str:
     """Return the name of a new optimizer.
 
     Args:
@@ -223,7 +223,7 @@ def register_optimizer(optimizer: Steps, signature: str, process_set: ProcessSet
     return name
 
 
-def _optimizer(name: str) -> Steps:
+def _optimizer(name: str) -> JoinedSteps:
     optimizer = optimizers.get(name)
     if optimizer is None:
         raise UsageError("the other ranks average gradients of an optimizer that this rank has not created: create it")

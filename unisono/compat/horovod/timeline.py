@@ -15,7 +15,7 @@ from unisono.errors import UsageError
 _SPANS = {"begin": "NEGOTIATE_{}", "start": "{}"}
 
 
-class Timeline:
+class HorovodTimeline:
     """Records the spans of calls between `start` and `stop`. Any thread may call it."""
 
     def __init__(self) -> None:

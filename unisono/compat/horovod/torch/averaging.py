@@ -12,7 +12,7 @@ from unisono.compat.horovod.process_sets import ProcessSet
 from unisono.compat.horovod.reducers import JobReducer
 from unisono.compat.horovod.torch.calls import sparse_allreduce_async
 from unisono.errors import UnisonoError
-from unisono.frameworks.torch.training.trainable import Trainable, weak
+from unisono.frameworks.torch.training.trainable import TorchTrainable, weak
 from unisono.frameworks.training.averager import Averager, Decode, Form
 
 
@@ -29,7 +29,7 @@ class Averaging:
     """
 
     def __init__(
-        self, trainable: Trainable, *, op: str, form: Form, is_half: bool, passes: int, process_set: ProcessSet
+        self, trainable: TorchTrainable, *, op: str, form: Form, is_half: bool, passes: int, process_set: ProcessSet
     ) -> None:
         self._trainable, self._op, self._process_set = trainable, op, process_set
         signature = repr([(name, tuple(parameter.shape)) for name, parameter in trainable.own.items()])

@@ -16,7 +16,7 @@ from unisono.compat.horovod.torch.averaging import Averaging
 from unisono.compat.horovod.torch.calls import grouped_allreduce_async, synchronize
 from unisono.compat.horovod.torch.compression import Compression
 from unisono.errors import UsageError
-from unisono.frameworks.torch.training.trainable import Trainable
+from unisono.frameworks.torch.training.trainable import TorchTrainable
 from unisono.frameworks.training.averager import Form
 
 
@@ -206,7 +206,7 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
         raise ArgumentError(
             "named_parameters must be pairs of a name and a parameter, as model.named_parameters() gives"
         )
-    trainable = Trainable(optimizer, pairs)
+    trainable = TorchTrainable(optimizer, pairs)
     if chosen == "adasum":
         return _extended(optimizer, _DistributedAdasum)
     distributed = _extended(optimizer, _Distributed)
