@@ -622,8 +622,21 @@ TOPOLOGY = {
     ],
     "reduce": CURVE,
 }
+CLUSTER = {
+    "levels": [
+        {**LINK, "name": "host", "size": 8},
+        {**LINK, "name": "leaf", "size": 32, "nics": 4, "rails": True},
+        {**LINK, "name": "spine", "taper": 2},
+    ]
+}
 TOPOLOGY_TOML = (
     b'name = "a"\n[[levels]]\nname = "host"\nsize = 4\nlatency_s = 4e-7\noverhead_s = 1e-7\nper_byte_s = 1e-10'
+)
+
+
+CLUSTER_TOML = (
+    TOPOLOGY_TOML + b'\n[[levels]]\nname = "leaf"\nsize = 32\nnics = 4\nrails = true\nlatency_s = 1e-6\noverhead_s = 0'
+    b'\nper_byte_s = 8e-11\n[[levels]]\nname = "spine"\ntaper = 2\nlatency_s = 1e-6\noverhead_s = 0\nper_byte_s = 8e-11'
 )
 
 
@@ -649,6 +662,8 @@ def read_calibration(data: bytes) -> None:
 def read_topology(data: bytes) -> None:
     description = topology_files.described(topology_files.parsed(data.decode(errors="replace"), is_json=True))
     description.over(4)
+    if topology_files.described(topology_files.to_json(description)) != description:
+        raise AssertionError("a description differs after it has been written and read")
 
 
 def read_topology_toml(data: bytes) -> None:
@@ -795,8 +810,8 @@ PARSERS: dict[str, Parser] = {
     "c": Parser(
         read_calibration, (ValueError,), [{**CALIBRATION, "about": {"machine": {"cpu": "x"}, "links": {"shm": {}}}}]
     ),
-    "o": Parser(read_topology, (UsageError, ValueError), [TOPOLOGY]),
-    "T": Parser(read_topology_toml, (UsageError, ValueError), [TOPOLOGY_TOML]),
+    "o": Parser(read_topology, (UsageError, ValueError), [TOPOLOGY, CLUSTER]),
+    "T": Parser(read_topology_toml, (UsageError, ValueError), [TOPOLOGY_TOML, CLUSTER_TOML]),
     "D": Parser(read_dump, (ValueError,), [DUMP, QUIET_DUMP]),
     "r": Parser(read_trace, (ValueError,), [TRACE]),
     "S": Parser(read_statistics, (ValueError,), [STATISTICS]),

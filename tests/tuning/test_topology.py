@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -13,14 +14,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
 
+from unisono.algorithms.catalogue.registry import find
 from unisono.errors import UsageError
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Link
+from unisono.tuning.machine.placed_topology import PlacedTopology
 from unisono.tuning.machine.topology import NO_RESOURCE, Level, Topology
 from unisono.tuning.machine.topology_files import Description, described, load, to_json
+from unisono.tuning.simulator.simulate import simulate
 
+NOTHING: dict[str, Any] = {}
 LINK = Link("wire", 1e-6, 0, 1e-9)
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "topologies").glob("*.toml"))
+LINK_FIELDS = {"name": "network", "latency_s": 1e-6, "overhead_s": 0, "per_byte_s": 1e-9}
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -106,6 +112,75 @@ def test_topology_refuses_more_ranks_than_it_has_places_for() -> None:
     assert Topology(7, [Level("host", LINK, 2), Level("network", LINK)]).size == 7
 
 
+def test_rank_leaves_its_host_by_its_nic_and_changes_rails_above_the_leaf_switches() -> None:
+    topology = described(cluster()).over(600)  # of 3 leaf switches on each rail
+    assert path(topology, 0, 7) == (0, 0.0, ["out of rank 0", "into rank 7"])
+    nics = ["out of host NIC 0", "into host NIC 124"]
+    assert path(topology, 1, 8 * 31) == (1, 0.0, ["out of rank 1", "into rank 248", *nics])
+    rails = ["out of host NIC 0", "into host NIC 7", "out of leaf 0", "into leaf 3"]
+    assert path(topology, 0, 15)[::2] == (2, ["out of rank 0", "into rank 15", *rails])
+    same_rail = ["out of host NIC 3", "into host NIC 131", "out of leaf 3", "into leaf 7"]
+    assert path(topology, 7, 8 * 32 + 6)[::2] == (2, ["out of rank 7", "into rank 262", *same_rail])
+
+
+def test_core_above_a_spine_joins_groups_of_all_rails() -> None:
+    content = cluster(spine={"size": 2})
+    content["levels"].append({**content["levels"][0], "name": "core", "size": 3, "taper": 4})
+    topology = described(content).over(8 * 32 * 2 * 3)
+    assert path(topology, 0, 8 * 32 * 2 + 7)[2][-4:] == [
+        "out of leaf 0",
+        "into leaf 11",
+        "out of spine 0",
+        "into spine 1",
+    ]
+    assert topology.capacities[-1] == 2 * 4 * 16 / 4
+
+
+@bounded
+@given(ranks=st.integers(1, 6), nics=st.integers(1, 6), leaf=st.integers(1, 3), rails=st.booleans(), ends=st.data())
+def test_nics_divide_the_ranks_of_a_host(ranks: int, nics: int, leaf: int, rails: bool, ends: st.DataObject) -> None:
+    nics = min(nics, ranks)
+    names = [
+        Level("host", LINK, ranks),
+        Level("leaf", LINK, leaf, nics=nics, rails=rails and nics > 1),
+        Level("spine", LINK),
+    ]
+    size = 3 * leaf * ranks
+    topology = Topology(size, names)
+    source, target = (ends.draw(st.integers(0, size - 1)) for _ in range(2))
+    nic_of = {rank: rank // ranks * nics + rank % ranks * nics // ranks for rank in (source, target)}
+    is_inside = source // ranks == target // ranks
+    is_leaf = source // (leaf * ranks) == target // (leaf * ranks)
+    same_rail = not names[1].rails or nic_of[source] % nics == nic_of[target] % nics
+    level, _, resources = path(topology, source, target)
+    assert level == (0 if is_inside else 1 if is_leaf and same_rail else 2)
+    kind = "host NIC" if nics > 1 else "host"
+    assert resources[2:4] == ([] if is_inside else [f"out of {kind} {nic_of[source]}", f"into {kind} {nic_of[target]}"])
+
+
+def test_taper_compares_bandwidths_of_the_levels() -> None:
+    half_rate = described(cluster(spine={"per_byte_s": 2e-9}))
+    assert half_rate.levels[2].link.pairs == 32 * 2 / 2
+    without_rails = described(cluster({"rails": None}))
+    assert (without_rails.levels[1].link.pairs, without_rails.levels[2].link.pairs) == (1, 4 * 32 / 2)
+    ports = described(levels(size=6, ports=2)).levels[0]
+    assert (
+        described({"levels": [to_json(Description("", (ports,)))["levels"][0], {**LINK_FIELDS, "taper": 4}]})
+        .levels[1]
+        .link.pairs
+        == 3
+    )
+
+
+def test_ring_over_one_rail_is_faster_than_over_two() -> None:
+    topology = described(cluster()).over(64)
+    one_rail, two_rails = (np.arange(8)[None] * 8 + offsets for offsets in (np.zeros(8, int), np.arange(8) % 2 * 7))
+    steps = [(PlacedTopology(topology, places)) for places in (one_rail, two_rails)]
+    near, far = (simulate(find("allreduce", "ring"), 1 << 20, placed) for placed in steps)
+    assert (near.levels[1].messages, far.levels[1].messages) == (112, 0)
+    assert near.levels[2].messages == 0
+
+
 # Files.
 
 
@@ -122,6 +197,17 @@ def levels(**changes: Any) -> dict[str, Any]:
     level = {"name": "host", "size": 2, "latency_s": 1e-6, "overhead_s": 0, "per_byte_s": 1e-9, **changes}
     outer = {"name": "network", "latency_s": 1e-6, "overhead_s": 0, "per_byte_s": 1e-9}
     return {"levels": [{name: value for name, value in level.items() if value is not None}, outer]}
+
+
+def cluster(leaf: dict[str, Any] | None = None, spine: dict[str, Any] | None = NOTHING) -> dict[str, Any]:
+    """Return hosts of 8 ranks and 4 NICs on 4 rails, leaf switches of 32 hosts, and a taper of 2:1 above them."""
+    link = {"latency_s": 1e-6, "overhead_s": 0, "per_byte_s": 1e-9}
+    entries = [
+        {**link, "name": "host", "size": 8},
+        {**link, "name": "leaf", "size": 32, "nics": 4, "rails": True, **(leaf or {})},
+        {**link, "name": "spine", "taper": 2, **(spine or {})},
+    ][: 2 if spine is None else 3]
+    return {"levels": [{name: value for name, value in entry.items() if value is not None} for entry in entries]}
 
 
 @pytest.mark.parametrize(
@@ -141,12 +227,40 @@ def levels(**changes: Any) -> dict[str, Any]:
         (levels(join="bus"), r"levels\[0\]\.join: expected one of switch, all_to_all, torus, not 'bus'"),
         (levels(join="torus"), r"levels\[0\]\.shape: a torus needs a shape"),
         (levels(shape=[2, 2], size=5), r"levels\[0\]\.size: the shape \[2, 2\] has 4 parts, not 5"),
-        (levels(shape=[0]), r"levels\[0\]\.shape: expected whole numbers"),
+        (levels(shape=[0]), r"levels\[0\]\.shape: expected up to 16 whole numbers"),
+        (levels(shape=[True, 2]), r"levels\[0\]\.shape: expected up to 16 whole numbers"),
+        (
+            levels(shape=[1] * 17),
+            r"levels\[0\]\.shape: expected up to 16 whole numbers.* not \[1, 1, 1, 1, 1, 1, \.{3}\]",
+        ),
+        (levels(size=2**63), r"levels\[0\]\.size: expected how many parts"),
+        (levels(slow=[[0, 1e-9]]), r"levels\[0\]\.slow: expected"),
+        (levels(name="x" * 81), r"levels\[0\]\.name: expected at most 80 characters, not 'xxxxxxxxxxxx\.{3}"),
+        ({**levels(), "name": "x" * 81}, "name: expected a text of at most 80 characters"),
+        ({**levels(), "name": 3}, "name: expected a text of at most 80 characters, not 3"),
+        ({"levels": levels()["levels"] * 500}, "levels: expected at most 64, not 1000"),
         (levels(hop_s="far"), r"levels\[0\]\.hop_s: expected seconds"),
         (levels(hop_s=10**400), r"levels\[0\]\.hop_s: expected seconds"),
-        (levels(slow=[[0, 2]]), r"levels\[0\]\.slow: expected \[\[part, factor\], …\], with 0 < factor ≤ 1"),
+        (levels(slow=[[0, 2]]), r"levels\[0\]\.slow: expected \[\[part, factor\], …\], with 1e-06 ≤ factor ≤ 1"),
         (levels(slow=3), r"levels\[0\]\.slow: expected"),
         (levels(name="network"), "two of them have the same name"),
+        (cluster({"nics": 0}), r"levels\[1\]\.nics: expected a whole number from 1 to 1024, not 0"),
+        (cluster({"nics": True}), r"levels\[1\]\.nics: expected a whole number"),
+        (cluster({"nics": 9}), r"levels\[1\]\.nics: each rank uses one NIC, and 9 are more than the 8 ranks of a part"),
+        (cluster({"join": "all_to_all"}), r"levels\[1\]\.nics: only parts with ranks .* joined by a switch"),
+        (levels(nics=2), r"levels\[0\]\.nics: only parts with ranks of their own"),
+        (cluster({"rails": 1}), r"levels\[1\]\.rails: expected true or false, not 1"),
+        (cluster({"nics": 1}), r"levels\[1\]\.rails: rails need nics of 2 or more"),
+        (cluster(spine=None), r"levels\[1\]\.rails: .* a level above that joins their switches"),
+        (cluster(spine={"join": "all_to_all", "taper": None}), r"levels\[2\]: this level joins the switches of rails"),
+        (cluster(spine={"nics": 2, "taper": None}), r"levels\[2\]: this level joins the switches of rails"),
+        (cluster(spine={"taper": 0.5}), r"levels\[2\]\.taper: expected a number, at least 1, not 0\.5"),
+        (cluster(spine={"taper": "2:1"}), r"levels\[2\]\.taper: expected a number, at least 1, not '2:1'"),
+        (cluster(spine={"taper": 64}), r"levels\[2\]\.taper: the way of a part carries 0\.5 messages"),
+        (cluster(spine={"pairs": 2}), r"levels\[2\]\.taper: the bandwidth follows from pairs"),
+        (cluster(spine={"per_byte_s": 0}), r"levels\[2\]\.taper: the bandwidth inside is unknown: 'leaf' needs pairs"),
+        (cluster({"nics": None, "rails": None}), r"levels\[2\]\.taper: the bandwidth inside is unknown"),
+        (levels(taper=2), r"levels\[0\]\.taper: only a switch above another switch has a taper"),
         ({**levels(), "reduce": [[1]]}, "reduce: expected"),
     ],
 )
@@ -159,14 +273,14 @@ def test_invalid_topology_is_refused_with_the_field(document: Any, problem: str,
         load(file)
 
 
-@pytest.mark.parametrize("fields", [{"shape": [2**40, 2**40]}, {"shape": [2**21, 2]}])
+@pytest.mark.parametrize("fields", [{"shape": [2**30, 2**31]}, {"shape": [2**21, 2]}])
 def test_torus_of_more_connections_than_fit_in_memory_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"level 'host' has \d+ connections, and a topology may have 8388608 a level"):
         described(levels(size=None, **fields)).over(4)
 
 
 def test_all_to_all_has_connections_only_for_parts_with_ranks() -> None:
-    topology = described(levels(size=2**70, join="all_to_all")).over(4)
+    topology = described(levels(size=2**62, join="all_to_all")).over(4)
     assert path(topology, 0, 3)[2][2:] == ["host channel 3"]
 
 
@@ -183,6 +297,29 @@ def test_unreadable_topology_file_error_says_where(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"bad\.toml"):
         load(tmp_path / "bad.toml")
+
+
+def test_large_and_hostile_files_are_refused_soon(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    with file.open("wb") as output:
+        output.truncate(100 << 20)
+    with pytest.raises(UsageError, match=r"machine\.json has more than 4 MiB"):
+        load(file)
+    file.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        load(file)
+    toml = tmp_path / "machine.toml"
+    toml.write_text("levels = " + "[" * 100_000)
+    with pytest.raises(UsageError, match=r"machine\.toml: "):
+        load(toml)
+    toml.write_text('[[levels]]\nname = "h"\nlatency_s = 0\noverhead_s = 0\nper_byte_s = 0\nsize = 0x' + "f" * 100_000)
+    with pytest.raises(
+        UsageError, match=r"levels\[0\]\.size: expected how many parts .* not a number of too many digits"
+    ):
+        load(toml)
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(UsageError, match="is no regular file"):
+        load(tmp_path / "pipe.toml")
 
 
 def test_equal_descriptions_have_equal_fingerprints() -> None:

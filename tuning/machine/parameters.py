@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from unisono.errors import UsageError
+from unisono.foundation.printable import brief
 
 FORMAT = 1
 
@@ -275,7 +276,7 @@ def from_json(content: object) -> Parameters:
     """
     fields = _fields(content, "parameters", {"format", "links", "reduce", "copy", "rounds"})
     if fields.get("format") != FORMAT:
-        raise UsageError(f"parameters of format {fields.get('format')!r}; this version reads format {FORMAT}")
+        raise UsageError(f"parameters of format {brief(fields.get('format'))}; this version reads format {FORMAT}")
     links = _fields(fields.get("links"), "links")
     reduce = _fields(fields.get("reduce", {}), "reduce")
     rounds = _fields(fields.get("rounds", {}), "rounds")
@@ -302,7 +303,7 @@ def link_from_json(entry: object, where: str, also: Iterable[str] = ()) -> Link:
     fields = _fields(entry, where, set(Link._fields), also)
     name = fields.get("name")
     if not isinstance(name, str) or not name:
-        raise UsageError(f"{where}.name: expected a name, not {name!r}")
+        raise UsageError(f"{where}.name: expected a name, not {brief(name)}")
     for field in ("latency_s", "overhead_s", "per_byte_s"):
         if field not in fields:
             raise UsageError(f"{where}.{field} is missing")
@@ -324,7 +325,7 @@ def _rounds_to_json(rounds: RoundCosts) -> dict[str, Any]:
 
 def _all_rounds_from_json(value: object, where: str) -> tuple[RoundCosts, ...]:
     if not isinstance(value, list):
-        raise UsageError(f"{where}: expected a list, not {value!r}")
+        raise UsageError(f"{where}: expected a list, not {brief(value)}")
     return tuple(_rounds_from_json(each, f"{where}[{number}]") for number, each in enumerate(value))
 
 
@@ -359,17 +360,17 @@ def curve_from_json(value: object, where: str) -> Curve:
     """
     problem = f"{where}: expected [bytes, seconds], positive, with bytes that ascend and seconds that do not descend"
     if not isinstance(value, list) or not all(isinstance(knot, list) and len(knot) == 2 for knot in value):
-        raise UsageError(f"{problem}, not {value!r}")
+        raise UsageError(f"{problem}, not {brief(value)}")
     if not all(isinstance(nbytes, int) and isinstance(seconds, (int, float)) for nbytes, seconds in value):
-        raise UsageError(f"{problem}, not {value!r}")
+        raise UsageError(f"{problem}, not {brief(value)}")
     if any(isinstance(seconds, int) and seconds > MOST for _, seconds in value):  # float() would overflow
-        raise UsageError(f"{problem}, not {value!r}")
+        raise UsageError(f"{problem}, not {brief(value)}")
     knots = Curve(tuple(knot[0] for knot in value), tuple(float(knot[1]) for knot in value))
     ascend = all(low < high for low, high in zip(knots.nbytes, knots.nbytes[1:], strict=False))
     rise = all(LEAST_S <= low <= high <= MOST_S for low, high in zip(knots.seconds, knots.seconds[1:], strict=False))
     within = knots.nbytes and 1 <= knots.nbytes[0] <= knots.nbytes[-1] <= MOST and LEAST_S <= knots.seconds[0] <= MOST_S
     if knots.nbytes and not (within and ascend and rise):
-        raise UsageError(f"{problem}, not {value!r}")
+        raise UsageError(f"{problem}, not {brief(value)}")
     return knots
 
 
@@ -385,15 +386,15 @@ def _number(value: object, where: str, field: str) -> Any:
     kinds = (int,) if field in _WHOLE else (int, float)
     if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= MOST:
         kind = "whole number" if field in _WHOLE else "number"
-        raise UsageError(f"{where}: expected a {kind}, at least {least}, not {value!r}")
+        raise UsageError(f"{where}: expected a {kind}, at least {least}, not {brief(value)}")
     return value
 
 
 def _fields(value: object, where: str, known: set[str] | None = None, also: Iterable[str] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected fields by name, not {value!r}")
+        raise UsageError(f"{where}: expected fields by name, not {brief(value)}")
     if known is not None and (unknown := sorted(set(map(str, value)) - known)):
-        raise UsageError(f"{where} has no field {unknown[0]!r}: it has {', '.join(sorted({*known, *also}))}")
+        raise UsageError(f"{where} has no field {brief(unknown[0])}: it has {', '.join(sorted({*known, *also}))}")
     return value
 
 

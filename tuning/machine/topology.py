@@ -13,6 +13,11 @@ There are three kinds of levels:
 - "torus": parts stand on a grid of `shape` that wraps around. A message goes along one dimension after the other, each
   time in the direction with fewer hops. Each hop after the first adds `hop_s`.
 
+A part may have several *NICs*: connections up and down of its own for each of them. Its ranks use them in blocks, so of
+8 ranks and 4 NICs, ranks 0 and 1 use NIC 0. In a fabric with *rails*, NIC k of every part is connected to switch k of
+the level, as in clusters of GPUs. A message between ranks of different rails takes the level above, where the switches
+of the level are the parts.
+
 Two ranks talk over the innermost level that joins them. Each connection that a message crosses is a *resource*. It has
 a number and a capacity: how many messages it carries at full bandwidth at once. Some connections may be declared slower
 than others. The sender and the receiver of a message are resources too, with the `ports` of their link as capacity.
@@ -31,7 +36,7 @@ import numpy.typing as npt
 
 from unisono.algorithms.composition.host_levels import Hosts, ranks_of
 from unisono.errors import UsageError
-from unisono.tuning.machine.parameters import UNMEASURED, Curve, Link
+from unisono.tuning.machine.parameters import MOST, UNMEASURED, Curve, Link
 
 Ranks: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -54,6 +59,9 @@ class Level(NamedTuple):
         hop_s: seconds of each hop of a torus after the first.
         slow: the parts, numbered over the whole level, whose connections have less capacity, each with the fraction of
             the full capacity that its connections have.
+        nics: number of NICs of each part. Each has the `pairs` of the link as its capacity.
+        rails: whether the level has a switch for each NIC of a part, and not one for all. Such a level joins only ranks
+            of one rail, and the next level joins its switches.
     """
 
     name: str
@@ -63,6 +71,8 @@ class Level(NamedTuple):
     shape: tuple[int, ...] = ()
     hop_s: float = 0.0
     slow: tuple[tuple[int, float], ...] = ()
+    nics: int = 1
+    rails: bool = False
 
 
 class Paths(NamedTuple):
@@ -102,9 +112,7 @@ class Topology:
         most = prod(level.size for level in levels) if levels[-1].size else size
         if size > most:
             raise UsageError(f"the topology has {most} ranks, not {size}")
-        numbers = np.arange(size)
-        parts = [prod(level.size for level in levels[:at]) for at in range(len(levels))]
-        self._setup([numbers // min(ranks, size) for ranks in parts])  # a product may have more than 64 bits
+        self._setup(*_places(size, self.levels))
 
     @classmethod
     def of_hosts(
@@ -126,19 +134,19 @@ class Topology:
         host_of = np.empty(size, np.int64)
         for number, ranks in enumerate(of_hosts):
             host_of[list(ranks)] = number
-        topology._setup([np.arange(size), host_of])
+        topology._setup([np.arange(size), host_of], [np.arange(size), host_of])
         return topology
 
     def paths(self, sources: Ranks, targets: Ranks) -> Paths:
         """Return the paths of messages from `sources` to `targets`, equally long arrays. No rank may send to itself."""
         level = np.zeros(len(sources), np.int64)
-        for part in self._parts[1:]:
-            level += part[sources] != part[targets]
+        for at, part in enumerate(self._parts[1:]):
+            level += (level == at) & (part[sources] != part[targets])
         extra_s = np.zeros(len(sources))
         columns: list[Ranks] = []
         for at, join in enumerate(level_.join for level_ in self.levels):
             crosses = level >= at if at == 0 or join == "switch" else level == at
-            ends = self._parts[at][sources], self._parts[at][targets]
+            ends = self._ways[at][sources], self._ways[at][targets]
             if at == 0 or join == "switch":
                 columns += [np.where(crosses, self._up[at] + ends[0], NO_RESOURCE)]
                 columns += [np.where(crosses, self._down[at] + ends[1], NO_RESOURCE)]
@@ -165,9 +173,9 @@ class Topology:
         first, name = max(entry for entry in self.names if entry[0] <= resource)
         return f"{name} {resource - first}"
 
-    def _setup(self, parts: list[Ranks]) -> None:
-        """Number the resources and set their capacities. `parts` holds for each level the part of every rank."""
-        self._parts, self.first_shared = parts, 2 * self.size
+    def _setup(self, parts: list[Ranks], ways: list[Ranks]) -> None:
+        """Number the resources and set their capacities; the arguments are those that `_places` returns."""
+        self._parts, self._ways, self.first_shared = parts, ways, 2 * self.size
         self._up, self._down, self._between, self._widths = ([0] * len(self.levels) for _ in range(4))
         self.names: list[tuple[int, str]] = []
         capacities: list[Floats] = []
@@ -180,9 +188,11 @@ class Topology:
                     slow[part] = factor
             if at == 0 or level.join == "switch":
                 inside = "rank" if at == 0 else self.levels[at - 1].name
+                inside += " NIC" if level.nics > 1 else ""
                 capacity = float(level.link.ports) if at == 0 else level.link.pairs
-                self._up[at] = self._add(capacities, f"out of {inside}", slow * capacity)
-                self._down[at] = self._add(capacities, f"into {inside}", slow * capacity)
+                of_ways = np.repeat(slow * capacity, level.nics)
+                self._up[at] = self._add(capacities, f"out of {inside}", of_ways)
+                self._down[at] = self._add(capacities, f"into {inside}", of_ways)
             if level.join == "all_to_all":
                 _check_connections(level, number * self._widths[at])
                 capacity_of_way = np.repeat(slow * level.link.pairs, self._widths[at])
@@ -223,6 +233,25 @@ class Topology:
             position = position + (end - place) * stride
             stride *= length
         return hops, columns
+
+
+def _places(size: int, levels: Sequence[Level]) -> tuple[list[Ranks], list[Ranks]]:
+    """Return, for each level, the part of every rank, and the connection by which the rank leaves that part.
+
+    The connection is the part itself, or the NIC of the rank, numbered over all parts. Above a level with rails, the
+    part is a switch of that level: a group of parts has as many switches as NICs.
+    """
+    numbers, zeros = np.arange(size), np.zeros(size, np.int64)
+    parts, ways = list[Ranks](), list[Ranks]()
+    ranks, rail, rails = 1, zeros, 1
+    for level in levels:  # a number of ranks may have more than 64 bits
+        part = numbers // min(ranks, size) * rails + rail
+        nic = numbers % min(ranks, MOST) * level.nics // min(ranks, MOST) if level.nics > 1 else zeros
+        parts.append(part)
+        ways.append(part * level.nics + nic)
+        rail, rails = (nic, level.nics) if level.rails else (zeros, 1)
+        ranks *= level.size
+    return parts, ways
 
 
 def _check_connections(level: Level, count: int) -> None:

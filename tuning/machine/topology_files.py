@@ -17,24 +17,41 @@
     pairs = 2                   # messages at full bandwidth that the link of a host carries at once
 
 A level can also have `join` ("switch", "all_to_all" or "torus"), `shape` and `hop_s` for a torus, `slow` as [[part,
-factor], …], and all fields of `Link` in `machine/parameters.py`. `machine/topology.py` explains them.
+factor], …], `nics` and `rails`, and all fields of `Link` in `machine/parameters.py`. `machine/topology.py` explains
+them. Instead of `pairs`, a level can have `taper`: a part has so many times less bandwidth up than inside, so `taper =
+2` means 2:1. Reading computes `pairs` from it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import UsageError
-from unisono.foundation.json_checks import parsed_json
-from unisono.tuning.machine.parameters import MOST, UNMEASURED, Curve, curve_from_json, link_from_json, link_to_json
+from unisono.foundation.json_checks import parsed_json, text_of_file
+from unisono.foundation.printable import brief, printable_values
+from unisono.tuning.machine.parameters import (
+    MOST,
+    UNBOUNDED,
+    UNMEASURED,
+    Curve,
+    curve_from_json,
+    link_from_json,
+    link_to_json,
+)
 from unisono.tuning.machine.topology import JOINS, Level, Topology
 
-_OF_LEVEL = ("size", "join", "shape", "hop_s", "slow")
+_OF_LEVEL = ("size", "join", "shape", "hop_s", "slow", "nics", "rails")
+_ALSO = (*_OF_LEVEL, "taper")
 _FIELDS = ("name", "levels", "reduce", "copy")
+# Machines have fewer of each, and files of other kinds are refused at once.
+_MOST_NBYTES = 4 << 20
+_MOST_LEVELS, _MOST_DIMENSIONS, _MOST_NICS = 64, 16, 1024
+_MOST_NAME, _LEAST_FACTOR = 80, 1e-6
 
 
 class Description(NamedTuple):
@@ -67,7 +84,7 @@ def load(path: Path) -> Description:
         UsageError: the file cannot be read or is not valid; names the file, and the line or the field.
     """
     try:
-        return described(parsed(path.read_text(encoding="utf-8"), is_json=path.suffix == ".json"))
+        return described(parsed(text_of_file(path, _MOST_NBYTES), is_json=path.suffix == ".json"))
     except OSError as error:
         raise UsageError(f"the topology {path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # UsageError is a ValueError, as are the errors of TOML, JSON and UTF-8
@@ -81,17 +98,23 @@ def described(content: object) -> Description:
         UsageError: a field is not valid; names the field.
     """
     if not isinstance(content, dict):
-        raise UsageError(f"expected fields by name, not {content!r}")
+        raise UsageError(f"expected fields by name, not {brief(content)}")
     if unknown := sorted(set(map(str, content)) - set(_FIELDS)):
-        raise UsageError(f"there is no field {unknown[0]!r}: there are {', '.join(_FIELDS)}")
-    entries = content.get("levels")
+        raise UsageError(f"there is no field {brief(unknown[0])}: there are {', '.join(_FIELDS)}")
+    name, entries = content.get("name", ""), content.get("levels")
+    if not isinstance(name, str) or len(name) > _MOST_NAME:
+        raise UsageError(f"name: expected a text of at most {_MOST_NAME} characters, not {brief(name)}")
     if not isinstance(entries, list) or not entries:
         raise UsageError("levels: expected at least one")
-    levels = tuple(_level(entry, f"levels[{at}]", at == len(entries) - 1) for at, entry in enumerate(entries))
+    if len(entries) > _MOST_LEVELS:
+        raise UsageError(f"levels: expected at most {_MOST_LEVELS}, not {len(entries)}")
+    levels = list[Level]()
+    for at, entry in enumerate(entries):
+        levels.append(_level(entry, f"levels[{at}]", levels, at == len(entries) - 1))
     if len({level.name for level in levels}) < len(levels):
         raise UsageError("levels: two of them have the same name")
-    rates = {name: curve_from_json(content.get(name, []), name) for name in ("reduce", "copy")}
-    return Description(str(content.get("name", "")), levels, **rates)
+    rates = {rate: curve_from_json(content.get(rate, []), rate) for rate in ("reduce", "copy")}
+    return Description(name, tuple(levels), **rates)
 
 
 def to_json(description: Description) -> dict[str, Any]:
@@ -114,45 +137,112 @@ def parsed(text: str, *, is_json: bool) -> object:
     if is_json:
         return parsed_json(text)
     # Python before 3.11 has no TOML module; there, the package `tomli` provides the same interface.
-    return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(text)
+    loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
+    try:
+        return printable_values(loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
-def _level(entry: object, where: str, is_outermost: bool) -> Level:
+def _level(entry: object, where: str, inside: Sequence[Level], is_outermost: bool) -> Level:
+    """Return the level in an entry; `inside` holds the levels inside of it."""
     if not isinstance(entry, dict):
-        raise UsageError(f"{where}: expected fields by name, not {entry!r}")
+        raise UsageError(f"{where}: expected fields by name, not {brief(entry)}")
     fields = dict(entry)
-    level_fields = {name: fields.pop(name) for name in _OF_LEVEL if name in fields}
-    link = link_from_json(fields, where, also=_OF_LEVEL)
-    shape = tuple(_whole(level_fields.pop("shape", []), f"{where}.shape"))
-    join = level_fields.pop("join", "torus" if shape else "switch")
+    of_level = {name: fields.pop(name) for name in _ALSO if name in fields}
+    link = link_from_json(fields, where, also=_ALSO)
+    if len(link.name) > _MOST_NAME:
+        raise UsageError(f"{where}.name: expected at most {_MOST_NAME} characters, not {brief(link.name)}")
+    shape = _shape(of_level.get("shape", []), f"{where}.shape")
+    join = of_level.get("join", "torus" if shape else "switch")
     if join not in JOINS:
-        raise UsageError(f"{where}.join: expected one of {', '.join(JOINS)}, not {join!r}")
+        raise UsageError(f"{where}.join: expected one of {', '.join(JOINS)}, not {brief(join)}")
     if (join == "torus") != bool(shape):
         raise UsageError(f"{where}.shape: a torus needs a shape, and other joins have none")
-    size = level_fields.pop("size", prod(shape) if shape else 0)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0 or (size == 0 and not is_outermost):
-        raise UsageError(f"{where}.size: expected how many parts the level joins, not {size!r}")
+    size = of_level.get("size", prod(shape) if shape else 0)
+    if not _is_whole(size, 0 if is_outermost else 1):
+        raise UsageError(f"{where}.size: expected how many parts the level joins, not {brief(size)}")
     if shape and size != prod(shape):
         raise UsageError(f"{where}.size: the shape {list(shape)} has {prod(shape)} parts, not {size}")
-    hop_s = level_fields.pop("hop_s", 0.0)
+    hop_s = of_level.get("hop_s", 0.0)
     if not isinstance(hop_s, (int, float)) or not 0 <= hop_s <= MOST:
-        raise UsageError(f"{where}.hop_s: expected seconds, not {hop_s!r}")
-    return Level(link.name, link, size, join, shape, hop_s, _slow(level_fields.pop("slow", []), f"{where}.slow"))
+        raise UsageError(f"{where}.hop_s: expected seconds, not {brief(hop_s)}")
+    slow = _slow(of_level.get("slow", []), f"{where}.slow")
+    level = Level(link.name, link, size, join, shape, hop_s, slow)
+    if "nics" in of_level or "rails" in of_level:
+        level = _with_nics(level, of_level, where, inside, is_outermost)
+        level = level._replace(link=link._replace(pairs=fields.get("pairs", 1)))
+    if inside and inside[-1].rails and (join != "switch" or level.nics > 1):
+        raise UsageError(f"{where}: this level joins the switches of rails: it must be a switch without NICs")
+    if "taper" not in of_level:
+        return level
+    if "pairs" in fields or "nics" in of_level:
+        raise UsageError(f"{where}.taper: the bandwidth follows from pairs and nics already: omit either")
+    return level._replace(link=link._replace(pairs=_tapered(level, of_level["taper"], f"{where}.taper", inside)))
 
 
-def _whole(value: object, where: str) -> list[int]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(each, int) and each >= 1 for each in value):
-        raise UsageError(f"{where}: expected whole numbers, at least 1, not {value!r}")
-    return list(value)
+def _with_nics(
+    level: Level, fields: Mapping[str, Any], where: str, inside: Sequence[Level], is_outermost: bool
+) -> Level:
+    """Return the level with the NICs and rails of its fields."""
+    nics, rails = fields.get("nics", 1), fields.get("rails", False)
+    ranks = prod(each.size for each in inside)
+    if not _is_whole(nics, 1, _MOST_NICS):
+        raise UsageError(f"{where}.nics: expected a whole number from 1 to {_MOST_NICS}, not {brief(nics)}")
+    if not inside or level.join != "switch":
+        raise UsageError(f"{where}.nics: only parts with ranks of their own, joined by a switch, have NICs")
+    if nics > ranks:
+        raise UsageError(
+            f"{where}.nics: each rank uses one NIC, and {nics} are more than the {ranks} ranks of a part: "
+            "use pairs, and ports of the innermost level"
+        )
+    if not isinstance(rails, bool):
+        raise UsageError(f"{where}.rails: expected true or false, not {brief(rails)}")
+    if rails and (nics < 2 or is_outermost):
+        raise UsageError(f"{where}.rails: rails need nics of 2 or more, and a level above that joins their switches")
+    return level._replace(nics=nics, rails=rails)
+
+
+def _tapered(level: Level, taper: object, where: str, inside: Sequence[Level]) -> float:
+    """Return how many messages the way of a part carries if it has `taper` times less bandwidth than inside."""
+    if isinstance(taper, bool) or not isinstance(taper, (int, float)) or not 1 <= taper <= MOST:
+        raise UsageError(f"{where}: expected a number, at least 1, not {brief(taper)}")
+    if not inside or level.join != "switch" or (len(inside) > 1 and inside[-1].join != "switch"):
+        raise UsageError(f"{where}: only a switch above another switch has a taper")
+    below = inside[-1]
+    of_rails = inside[-2].nics if len(inside) > 1 and inside[-2].rails else 1
+    ways = below.size * of_rails * (1 if below.rails else below.nics)
+    messages = ways * (below.link.pairs if len(inside) > 1 else below.link.ports)
+    if messages == UNBOUNDED or not (level.link.per_byte_s and below.link.per_byte_s):
+        raise UsageError(f"{where}: the bandwidth inside is unknown: {below.name!r} needs pairs, both per_byte_s")
+    pairs = float(messages * (level.link.per_byte_s / below.link.per_byte_s) / taper)
+    if not 1 <= pairs <= MOST:
+        raise UsageError(f"{where}: the way of a part carries {pairs:.3g} messages at full bandwidth, not at least 1")
+    return pairs
+
+
+def _is_whole(value: object, least: int, most: int = MOST) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _shape(value: object, where: str) -> tuple[int, ...]:
+    if (
+        not isinstance(value, (list, tuple))
+        or len(value) > _MOST_DIMENSIONS
+        or not all(_is_whole(each, 1) for each in value)
+    ):
+        problem = f"expected up to {_MOST_DIMENSIONS} whole numbers, at least 1"
+        raise UsageError(f"{where}: {problem}, not {brief(value)}")
+    return tuple(value)
 
 
 def _slow(value: object, where: str) -> tuple[tuple[int, float], ...]:
-    problem = f"{where}: expected [[part, factor], …], with 0 < factor ≤ 1, not {value!r}"
+    problem = f"{where}: expected [[part, factor], …], with {_LEAST_FACTOR:g} ≤ factor ≤ 1, not {brief(value)}"
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(each, (list, tuple)) and len(each) == 2 for each in value
     ):
         raise UsageError(problem)
     for part, factor in value:
-        if not isinstance(part, int) or part < 0 or not isinstance(factor, (int, float)) or not 0 < factor <= 1:
+        if not _is_whole(part, 0) or not isinstance(factor, (int, float)) or not _LEAST_FACTOR <= factor <= 1:
             raise UsageError(problem)
     return tuple((part, float(factor)) for part, factor in value)

@@ -7,6 +7,7 @@ text passes it through `printable`: errors of peers, flight recorders of other p
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Any
 
 # C0 except tab and newline, DEL, C1, and the characters that reverse the direction of the text after them.
@@ -31,6 +32,18 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, list):
         return [printable_values(inner) for inner in value]
     return value
+
+
+def brief(value: object) -> str:
+    """Return the `repr` of a value from a file, with the middle of long texts and the end of long lists left out.
+
+    >>> brief([1] * 1000)
+    '[1, 1, 1, 1, 1, 1, ...]'
+    """
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # the usual limit of int, which a hexadecimal number of TOML can exceed
+        return "a number of too many digits"
 
 
 def _code(match: re.Match[str]) -> str:
