@@ -1,6 +1,7 @@
 """The measurements of a calibration: messages between two ranks, work of one rank, and calls of all ranks.
 
-Used by: ``unisono calibrate``. `tuning.measure.calibrate` computes the parameters from the times.
+Used by: ``unisono calibrate`` and `topology_probes.py`. `tuning.measure.calibrate` computes the parameters from the
+times.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def calibrated(comm: Communicator, parameters: Parameters, *, short: bool) -> Pa
     for link, level, ranks in _links(comm.explain("allreduce", 8).question):
         if comm.rank in ranks:
             with comm.subgroup(ranks) as pairs:
-                parameters = _link_calibrated(pairs, parameters, link, level, short=short)
+                parameters = link_calibrated(pairs, parameters, link, level, short=short)
         parameters = comm.broadcast_object(parameters)
     return rounds_calibrated(comm, parameters, short=short)
 
@@ -83,11 +84,11 @@ def _links(question: Question) -> list[tuple[str, str, list[int]]]:
     return [*inside, (question.link, question.level, [rank for pair in pairs for rank in pair])]
 
 
-def _link_calibrated(pairs: Communicator, parameters: Parameters, link: str, level: str, *, short: bool) -> Parameters:
+def link_calibrated(pairs: Communicator, parameters: Parameters, link: str, level: str, *, short: bool) -> Parameters:
     """Return `parameters`, to which the first pair of ranks adds those of a link. Other pairs only help to measure."""
     first = pairs.rank - pairs.rank % 2
     with pairs.subgroup([first, first + 1]) as pair:
-        probes = _Probes(pairs, pair, 0.004 if short else 0.04)
+        probes = PairProbes(pairs, pair, 0.004 if short else 0.04)
         if first > 0:
             pairs_at_once(probes)
             return parameters
@@ -141,11 +142,11 @@ def _predicted(trials: CallTrials, collectives: Sequence[str], *, compositions_o
     return names
 
 
-class _Probes:
+class PairProbes:
     """The probes of a pair of ranks. Implements `tuning.measure.calibrate.Probes`.
 
-    Both ranks make the same probes, and the times of the pair's rank 0 count. The communicator `all_pairs` holds this
-    pair and the others, which take part only in the probes of several pairs.
+    Both ranks make the same probes. The times of the pair's rank 0 count, and the mean of both for an exchange. The
+    communicator `all_pairs` holds this pair and the others, which take part only in the probes of several pairs.
     """
 
     def __init__(self, all_pairs: Communicator, pair: Communicator, probe_s: float) -> None:
@@ -156,7 +157,10 @@ class _Probes:
 
     def exchange(self, nbytes: int) -> float:
         exchange, rewrite = self._exchange(nbytes)
-        return self._timed(exchange, self._pair, rewrite=rewrite)
+        taken_s = self._timed(exchange, self._pair, rewrite=rewrite)
+        # Over a far link, one rank leaves the barrier a delay after the other. It then waits for no message, and the
+        # other waits for two delays.
+        return float(self._pair.allreduce(np.array(taken_s))) / 2
 
     def together(self, nbytes: int, pairs: int) -> float:
         exchange = self._exchange(nbytes)[0] if self._all_pairs.rank // 2 < pairs else None
@@ -172,6 +176,10 @@ class _Probes:
         return self.burst(nbytes, 1) / 2
 
     def burst(self, nbytes: int, messages: int) -> float:
+        return self._timed(self._burst(nbytes, messages), self._pair)
+
+    def _burst(self, nbytes: int, messages: int) -> Callable[[], Any]:
+        """Return messages from rank 0 of the pair one after the other, and one reply."""
         x, out = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
         there, back = (self._pair.plan("broadcast", x, root=root, out=out, algorithm="binomial") for root in (0, 1))
 
@@ -180,13 +188,17 @@ class _Probes:
                 there()
             back()
 
-        return self._timed(both_ways, self._pair)
+        return both_ways
 
     def around(self, nbytes: int, segment_nbytes: int) -> float:
         x = np.zeros(nbytes, np.uint8)
         algorithm = f"ring(segment_nbytes={segment_nbytes})"
         around = self._pair.plan("allreduce", x, op="max", out=x, algorithm=algorithm)
         return self._timed(around, self._pair, rewrite=rewriting(x))
+
+    def least_one_way(self, nbytes: int) -> float:
+        """Return half the least time of a message and an equal reply, which other work disturbs the least."""
+        return self._timed(self._burst(nbytes, 1), self._pair, pick=min) / 2
 
     def reduce(self, dtype: str, nbytes: int) -> float:
         vectors = [np.ones(nbytes // DTYPES[dtype].itemsize, numpy_dtype(DTYPES[dtype])) for _ in range(2)]
@@ -208,26 +220,27 @@ class _Probes:
         *,
         alone: bool = False,
         rewrite: Callable[[], Any] = lambda: None,
+        pick: Callable[[list[float]], float] = typical_s,
     ) -> float:
-        """Return the typical time of `call` on rank 0 of a group.
+        """Return the time of `call` on rank 0 of a group that `pick` picks, usually the typical one.
 
         All ranks of the group make the call, each after `rewrite`. If `alone`, only rank 0 makes it and the others
         wait; the result is then the least time.
         """
         once_s = max(1e-9, min(_times(call, _TRIED, group, alone, rewrite)))
-        calls = max(_FEWEST, min(_MOST, round(self._probe_s / once_s)))
-        calls = int(group.broadcast(np.array(calls), algorithm="binomial"))
+        longest_s = float(group.allreduce(np.array(once_s), "max"))
+        calls = max(_FEWEST, min(_MOST, round(self._probe_s / longest_s)))
         times = _times(call, calls, group, alone, rewrite)
         # Other work can only slow a single rank down, so its least time is the best estimate. For messages, the typical
         # time counts.
-        return max(min(times) if alone else typical_s(times), 1e-9)
+        return max(min(times) if alone else pick(times), 1e-9)
 
 
 def _times(
     call: Callable[[], Any], calls: int, group: Communicator, alone: bool, rewrite: Callable[[], Any]
 ) -> list[float]:
     if alone and group.rank > 0:
-        return [1.0]
+        return [0.0]
     times = list[float]()
     for _ in range(calls):
         rewrite()

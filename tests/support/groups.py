@@ -26,6 +26,7 @@ GROUPS = {
     "*/test_cut_network.py": "hosts",
     "*/test_far_hosts.py": "hosts",
     "*/test_hosts.py": "hosts",
+    "*/test_measured_topology.py": "hosts",
     "*/test_several_hosts.py": "hosts",
     "algorithms/*": "pure",
     "*/test_campaign.py": "bench",

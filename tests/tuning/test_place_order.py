@@ -129,3 +129,9 @@ def test_command_refuses_places_that_are_no_numbers(places: str, reason: str) ->
     result = CliRunner().invoke(command, [*ARGUMENTS, "--places", places])
     assert result.exit_code == 2
     assert reason in result.stderr
+
+
+def test_command_needs_places_unless_the_file_has_them() -> None:
+    result = CliRunner().invoke(command, ARGUMENTS)
+    assert isinstance(result.exception, UsageError)
+    assert "pass --places" in str(result.exception)

@@ -20,7 +20,7 @@ from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Link
 from unisono.tuning.machine.placed_topology import PlacedTopology
 from unisono.tuning.machine.topology import NO_RESOURCE, Level, Topology
-from unisono.tuning.machine.topology_files import Description, described, load, to_json
+from unisono.tuning.machine.topology_files import Description, described, load, text_of, to_json
 from unisono.tuning.simulator.simulate import simulate
 
 NOTHING: dict[str, Any] = {}
@@ -260,6 +260,15 @@ def cluster(leaf: dict[str, Any] | None = None, spine: dict[str, Any] | None = N
         (cluster(spine={"pairs": 2}), r"levels\[2\]\.taper: the bandwidth follows from pairs"),
         (cluster(spine={"per_byte_s": 0}), r"levels\[2\]\.taper: the bandwidth inside is unknown: 'leaf' needs pairs"),
         (cluster({"nics": None, "rails": None}), r"levels\[2\]\.taper: the bandwidth inside is unknown"),
+        ({**levels(), "eager": 1}, "eager: expected true or false, not 1"),
+        ({**levels(), "places": 1}, "places: expected numbers of hosts from 0 to 524287, not 1"),
+        ({**levels(), "places": [0, 2**19]}, "places: expected numbers of hosts"),
+        ({**levels(), "places": [0, True]}, "places: expected numbers of hosts"),
+        ({**levels(), "places": [0, 1, 0]}, r"places: expected each host once, not \[0, 1, 0\]"),
+        (
+            {"levels": [levels()["levels"][0], {**LINK_FIELDS, "size": 2}], "places": [1, 2]},
+            "places: the levels have 2 places, and none has the number 2",
+        ),
         (levels(taper=2), r"levels\[0\]\.taper: only a switch above another switch has a taper"),
         ({**levels(), "reduce": [[1]]}, "reduce: expected"),
     ],
@@ -328,6 +337,27 @@ def test_equal_descriptions_have_equal_fingerprints() -> None:
     assert fingerprint(one) != fingerprint({**one, "name": "b"})
     with pytest.raises(UsageError, match="must consist of JSON values"):
         fingerprint({"a": float("nan")})
+
+
+def test_ranks_of_a_measured_job_stand_at_its_places() -> None:
+    content = {"levels": [levels()["levels"][0], {**LINK_FIELDS, "name": "group", "size": 2}, LINK_FIELDS]}
+    machine = described({**content, "places": [0, 2, 1, 3], "eager": True})
+    job = machine.over(8)
+    assert [path(job, 0, target)[0] for target in range(1, 8)] == [0, 2, 2, 1, 1, 2, 2]
+    assert job.hosts() == ((0, 1), (4, 5), (2, 3), (6, 7))
+    assert job.is_eager
+    assert machine.over(3).size == 3
+    assert [path(machine.over(10), 0, target)[0] for target in (2, 4)] == [1, 2]  # more ranks than the job has
+    assert described(to_json(machine)) == machine
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_written_description_is_read_as_it_was(is_json: bool, tmp_path: Path) -> None:
+    machine = described({**cluster(), "name": 'so "called" \\ Größe 😀\x7f', "places": [3, 1], "reduce": [[8, 1e-9]]})
+    file = tmp_path / ("machine.json" if is_json else "machine.toml")
+    file.write_text(text_of(machine, is_json=is_json, about=["measured", "here"]), encoding="utf-8")
+    assert load(file) == machine._replace(name=machine.name.replace("\x7f", "\\x7f"))
+    assert file.read_text(encoding="utf-8").startswith("{" if is_json else "# measured\n# here\n\nname")
 
 
 # The command.

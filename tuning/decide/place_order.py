@@ -27,15 +27,13 @@ from unisono.errors import UsageError
 from unisono.tuning.decide.order_search import improved
 from unisono.tuning.machine.placed_topology import PlacedTopology
 from unisono.tuning.machine.topology import Floats, Ranks, Topology
-from unisono.tuning.machine.topology_files import Description
+from unisono.tuning.machine.topology_files import MOST_RANKS, Description
 from unisono.tuning.simulator.orders import times_of
 from unisono.tuning.simulator.simulate import Simulation, simulate
 from unisono.tuning.simulator.step_table import schedule
 
 # The search tries all changes of an order. Their number grows with the square of that of the places.
 MOST_PLACES = 64
-# The simulator has arrays of all ranks up to the last place.
-_MOST_RANKS = 1 << 20
 # Of two orders that take equally long, the one that occupies the network for less time is better.
 _BUSY = 1e-3
 # Another order must take less than this part of the time of the present one, because a simulation is not that exact.
@@ -83,10 +81,10 @@ def best_place_order(
             cannot be placed; the message says why.
         NoAlgorithmError: the algorithm does not run on so many ranks.
     """
-    ranks = machine.levels[0].size if len(machine.levels) > 1 else 1
+    ranks = machine.ranks_at_place
     _check(algorithm, places, ranks)
     check_ranks(len(places) * ranks, 0, root)
-    over = machine.over((max(places) + 1) * ranks)
+    over = machine.machine((max(places) + 1) * ranks)
     now = np.array(places)
     arguments = dict(params or {})
     steps = schedule(algorithm, len(places) * ranks, root, arguments)
@@ -115,8 +113,8 @@ def _check(algorithm: Algorithm, places: Sequence[int], ranks: int) -> None:
         raise UsageError(f"there are {len(places)} places: pass 1 to {MOST_PLACES}")
     if min(places) < 0:
         raise UsageError(f"there is no place {min(places)}: places count from 0")
-    if (max(places) + 1) * ranks > _MOST_RANKS:
-        raise UsageError(f"place {max(places)} is too far: at most {_MOST_RANKS // ranks} places can be simulated")
+    if (max(places) + 1) * ranks > MOST_RANKS:
+        raise UsageError(f"place {max(places)} is too far: at most {MOST_RANKS // ranks} places can be simulated")
     if len(set(places)) < len(places):
         twice = next(place for at, place in enumerate(places) if place in places[:at])
         raise UsageError(f"place {twice} occurs twice: a place has its ranks once")

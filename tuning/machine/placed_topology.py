@@ -20,6 +20,7 @@ class PlacedTopology(Topology):
         copies, self._ranks = orders.shape
         self.size, self.levels = copies * self._ranks, machine.levels
         self.reduce, self.copy, self.names = machine.reduce, machine.copy, machine.names
+        self.is_eager, self._parts = machine.is_eager, [part[self._place] for part in machine._parts]
         self._ports, self._shared = np.split(np.arange(len(machine.capacities)), [machine.first_shared])
         self.first_shared = copies * len(self._ports)
         self.capacities: Floats = np.concatenate(

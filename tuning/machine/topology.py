@@ -100,15 +100,22 @@ class Topology:
         first_shared: the number of the first resource behind the ports of ranks. Ranks share it and all further ones.
         reduce, copy: seconds of combining and of copying, by bytes. Without knots, combining takes the rate of the
             innermost link, and copying takes no time.
-        is_eager: whether a message is under way before its receiver waits for it. If not, it is a rendezvous.
+        is_eager: whether a message is under way before its receiver waits for it, as on links to far hosts, because
+            kernels buffer as much as is under way. If not, it is a rendezvous.
     """
 
     is_eager = False
 
     def __init__(
-        self, size: int, levels: Sequence[Level], *, reduce: Curve = UNMEASURED, copy: Curve = UNMEASURED
+        self,
+        size: int,
+        levels: Sequence[Level],
+        *,
+        reduce: Curve = UNMEASURED,
+        copy: Curve = UNMEASURED,
+        is_eager: bool = False,
     ) -> None:
-        self.size, self.levels, self.reduce, self.copy = size, tuple(levels), reduce, copy
+        self.size, self.levels, self.reduce, self.copy, self.is_eager = size, tuple(levels), reduce, copy, is_eager
         most = prod(level.size for level in levels) if levels[-1].size else size
         if size > most:
             raise UsageError(f"the topology has {most} ranks, not {size}")

@@ -24,12 +24,15 @@ them. Instead of `pairs`, a level can have `taper`: a part has so many times les
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from unisono.errors import UsageError
 from unisono.foundation.json_checks import parsed_json, text_of_file
@@ -43,13 +46,16 @@ from unisono.tuning.machine.parameters import (
     link_from_json,
     link_to_json,
 )
+from unisono.tuning.machine.placed_topology import PlacedTopology
 from unisono.tuning.machine.topology import JOINS, Level, Topology
 
 _OF_LEVEL = ("size", "join", "shape", "hop_s", "slow", "nics", "rails")
 _ALSO = (*_OF_LEVEL, "taper")
-_FIELDS = ("name", "levels", "reduce", "copy")
+_FIELDS = ("name", "levels", "reduce", "copy", "eager", "places")
 # Machines have fewer of each, and files of other kinds are refused at once.
 _MOST_NBYTES = 4 << 20
+# The simulator has arrays of all ranks up to the last place.
+MOST_RANKS = 1 << 20
 _MOST_LEVELS, _MOST_DIMENSIONS, _MOST_NICS = 64, 16, 1024
 _MOST_NAME, _LEAST_FACTOR = 80, 1e-6
 
@@ -61,20 +67,41 @@ class Description(NamedTuple):
         name: for people.
         levels: from the inside out.
         reduce, copy: seconds of combining and of copying, by bytes, if they are known.
+        eager: whether a message is under way before its receiver waits for it, as over links to far hosts.
+        places: the numbers of the hosts of a job on the machine, in the order of its ranks, if they are known
     """
 
     name: str
     levels: tuple[Level, ...]
     reduce: Curve = UNMEASURED
     copy: Curve = UNMEASURED
+    eager: bool = False
+    places: tuple[int, ...] = ()
 
-    def over(self, size: int) -> Topology:
-        """Return the topology of the first `size` ranks.
+    @property
+    def ranks_at_place(self) -> int:
+        """The number of ranks of a host; 1 if the machine has only one level."""
+        return self.levels[0].size if len(self.levels) > 1 else 1
+
+    def machine(self, size: int) -> Topology:
+        """Return the topology of the ranks at the first places, `size` in all.
 
         Raises:
             UsageError: the levels have room for fewer ranks.
         """
-        return Topology(size, self.levels, reduce=self.reduce, copy=self.copy)
+        return Topology(size, self.levels, reduce=self.reduce, copy=self.copy, is_eager=self.eager)
+
+    def over(self, size: int) -> Topology:
+        """Return the topology of `size` ranks: of the first ones at `places`, or else of those at the first places.
+
+        Raises:
+            UsageError: the levels have room for fewer ranks.
+        """
+        ranks = self.ranks_at_place
+        if size > len(self.places) * ranks:
+            return self.machine(size)
+        order = np.array(self.places)[:, None] * ranks + np.arange(ranks)
+        return PlacedTopology(self.machine((max(self.places) + 1) * ranks), order.reshape(1, -1)[:, :size])
 
 
 def load(path: Path) -> Description:
@@ -114,7 +141,10 @@ def described(content: object) -> Description:
     if len({level.name for level in levels}) < len(levels):
         raise UsageError("levels: two of them have the same name")
     rates = {rate: curve_from_json(content.get(rate, []), rate) for rate in ("reduce", "copy")}
-    return Description(name, tuple(levels), **rates)
+    eager = content.get("eager", False)
+    if not isinstance(eager, bool):
+        raise UsageError(f"eager: expected true or false, not {brief(eager)}")
+    return Description(name, tuple(levels), **rates, eager=eager, places=_places(content.get("places", []), levels))
 
 
 def to_json(description: Description) -> dict[str, Any]:
@@ -129,7 +159,25 @@ def to_json(description: Description) -> dict[str, Any]:
     rates = {
         name: [list(knot) for knot in zip(*getattr(description, name), strict=True)] for name in ("reduce", "copy")
     }
-    return {"name": description.name, "levels": levels, **{name: knots for name, knots in rates.items() if knots}}
+    others = {**rates, "eager": description.eager, "places": list(description.places)}
+    return {"name": description.name, "levels": levels, **{name: value for name, value in others.items() if value}}
+
+
+def text_of(description: Description, *, is_json: bool, about: Sequence[str] = ()) -> str:
+    """Return the text of a topology file. Comments `about` the machine are the first lines in TOML."""
+    content = to_json(description)
+    if is_json:
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    levels = content.pop("levels")
+    blocks = [[f"# {line}" for line in about], _fields_of_toml(content)]
+    blocks += [["[[levels]]", *_fields_of_toml(level)] for level in levels]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+
+def _fields_of_toml(fields: Mapping[str, Any]) -> list[str]:
+    """Return the lines of fields. JSON is valid as a value of TOML, except for tables and DEL."""
+    values = {name: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") for name, value in fields.items()}
+    return [f"{name} = {value}" for name, value in values.items()]
 
 
 def parsed(text: str, *, is_json: bool) -> object:
@@ -179,6 +227,20 @@ def _level(entry: object, where: str, inside: Sequence[Level], is_outermost: boo
     if "pairs" in fields or "nics" in of_level:
         raise UsageError(f"{where}.taper: the bandwidth follows from pairs and nics already: omit either")
     return level._replace(link=link._replace(pairs=_tapered(level, of_level["taper"], f"{where}.taper", inside)))
+
+
+def _places(value: object, levels: Sequence[Level]) -> tuple[int, ...]:
+    """Return the places of hosts, each of which has as many ranks as the innermost of several levels joins."""
+    ranks = levels[0].size if len(levels) > 1 else 1
+    most = MOST_RANKS // ranks
+    if not isinstance(value, list) or not all(_is_whole(each, 0, most - 1) for each in value):
+        raise UsageError(f"places: expected numbers of hosts from 0 to {most - 1}, not {brief(value)}")
+    if len(set(value)) < len(value):
+        raise UsageError(f"places: expected each host once, not {brief(value)}")
+    room = prod(level.size for level in levels) // ranks
+    if levels[-1].size and value and max(value) >= room:
+        raise UsageError(f"places: the levels have {room} places, and none has the number {max(value)}")
+    return tuple(value)
 
 
 def _with_nics(

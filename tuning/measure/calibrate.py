@@ -88,7 +88,8 @@ class Calibration(NamedTuple):
 def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[str], level: str = "") -> Calibration:
     """Return the parameters of a link at a level for messages of `sizes`, and of reductions of `dtypes`."""
     prior = PRIORS.links[link]
-    step = curve((nbytes, probes.exchange(nbytes)) for nbytes in sizes)
+    # Long messages come first, because TCP begins slowly on a connection that was idle.
+    step = curve((nbytes, probes.exchange(nbytes)) for nbytes in reversed(sizes))
     overhead_s = max(0.0, (probes.burst(_SMALL, _BURST) - probes.burst(_SMALL, 1)) / (_BURST - 1))
     reduce = {dtype: _rate(partial(probes.reduce, dtype)) for dtype in dtypes}
     small_s, large_s = step.at(_SMALL), step.at(_LARGE)

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -19,19 +20,23 @@ from unisono.cli.machine.load import MOST_OFF, Load, load_now
 from unisono.cli.messages import tell
 from unisono.cli.options.counts import numbers_of_ranks
 from unisono.cli.options.loading import load_option, loaded_files
+from unisono.cli.options.outputs import OutputFile, write_text
 from unisono.cli.output.terminal import console
 from unisono.collectives.bootstrap.environment import detect
 from unisono.collectives.bootstrap.init import init
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.measurement.call_trials import CallTrials
 from unisono.collectives.measurement.link_probes import calibrated, rounds_calibrated
+from unisono.collectives.measurement.topology_probes import topology_measured
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.foundation.watchdog import call_if_overdue
 from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.tuning.decide.choice import TunerState, candidate
 from unisono.tuning.machine.fingerprint import describe, fingerprint
-from unisono.tuning.machine.parameters import UNBOUNDED, Parameters, to_json
+from unisono.tuning.machine.parameters import UNBOUNDED, Link, Parameters, to_json
+from unisono.tuning.machine.topology import Level
+from unisono.tuning.machine.topology_files import text_of
 from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.calibration_files import Calibration, Origin
 from unisono.tuning.measure.race import typical_s
@@ -273,6 +278,46 @@ def _refusal(step: CalibrationStep, load: Load) -> str:
     return f"the calibration of {step.ranks} ranks by {step.link} is not kept: {error}: {advice}"
 
 
+@command.command("topology")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--short", is_flag=True, help="Measure fewer sizes.")
+@load_option
+def topology(file: Path, short: bool) -> None:
+    """Measure the levels of the network between the ranks of this job, and write them to FILE.
+
+    Start it as a job, such as: srun unisono calibrate topology machine.toml
+
+    Hosts that are near each other by their latencies and bandwidths become a level. `unisono simulate` and `unisono
+    place` read the file, which is JSON if its name ends in .json, and else TOML. Rank 0 writes it.
+
+    The limit is five minutes (one with --short).
+    """
+    limit_s = _LIMITS_S["short" if short else "long"]
+    giving_up = f"the ranks have not been measured within {limit_s:g} s: one hangs, or their link is very slow"
+    with init() as world:
+        if world.rank == 0:
+            OutputFile().convert(file, None, None)  # other ranks may be on hosts without this folder
+        with call_if_overdue(limit_s, world.abort, giving_up):
+            description = topology_measured(world, f"measured over {world.size} ranks", short=short)
+        if world.rank > 0:
+            return
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes")
+    about = (f"Measured by `unisono calibrate topology`, {now}.",)
+    write_text(file, text_of(description, is_json=file.suffix == ".json", about=about))
+    shown = console()
+    shown.print(_levels(description.levels))
+    shown.print(f"kept in {file}", soft_wrap=True, highlight=False)
+
+
+def _levels(levels: Sequence[Level]) -> Table:
+    table = Table(title="Levels, from the inside out")
+    for heading in ("level", "parts", "latency µs", "overhead µs", "GB/s", "pairs at once"):
+        table.add_column(heading, justify="left" if heading == "level" else "right")
+    for level in levels:
+        table.add_row(level.name, str(level.size or "any"), *_link_numbers(level.link))
+    return table
+
+
 @command.command("show")
 def show() -> None:
     """List the calibrations in the cache folder: their machines, links, dates and errors."""
@@ -332,12 +377,17 @@ def _links(parameters: Parameters) -> Table:
     for heading in ("transport", "latency µs", "overhead µs", "GB/s", "pairs at once", "measured"):
         table.add_column(heading, justify="left" if heading in ("transport", "measured") else "right")
     for name, link in parameters.links.items():
-        rate = f"{1e-9 / link.per_byte_s:.2f}" if link.per_byte_s else ""
         knots = link.step.nbytes
         measured = f"{len(knots)} sizes, to {format_size(knots[-1])}" if knots else "no: the default"
-        pairs = "" if link.pairs == UNBOUNDED else f"{link.pairs:.1f}"
-        table.add_row(name, f"{link.latency_s * 1e6:.2f}", f"{link.overhead_s * 1e6:.2f}", rate, pairs, measured)
+        table.add_row(name, *_link_numbers(link), measured)
     return table
+
+
+def _link_numbers(link: Link) -> tuple[str, ...]:
+    """Return the latency, the overhead, the rate and the pairs of a link, for a table."""
+    rate = f"{1e-9 / link.per_byte_s:.2f}" if link.per_byte_s else ""
+    pairs = "" if link.pairs == UNBOUNDED else f"{link.pairs:.1f}"
+    return f"{link.latency_s * 1e6:.2f}", f"{link.overhead_s * 1e6:.2f}", rate, pairs
 
 
 def _checked(steps: Sequence[CalibrationStep]) -> Table:

@@ -22,8 +22,10 @@ from unisono.tuning.decide.place_order import MOST_PLACES, PlaceOrder, best_plac
 from unisono.tuning.machine.topology_files import load
 
 
-def _places(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Return the numbers in a list of numbers and ranges, in its order."""
+def _places(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Return the numbers in a list of numbers and ranges, in its order; none if there is no list."""
+    if text is None:
+        return ()
     places = list[int]()
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
@@ -49,9 +51,9 @@ def _places(context: click.Context, parameter: click.Parameter, text: str) -> tu
 )
 @click.option(
     "--places",
-    required=True,
     callback=_places,
-    help="Numbers of the job's hosts on the machine, in their present order: 0-3,32-35. Of ranks, if it has one level.",
+    help="Numbers of the job's hosts on the machine, in their present order: 0-3,32-35. Of ranks, if it has one level. "
+    "By default those in a measured file.",
 )
 @click.option("--names", metavar="NAME,…", help="Names of the same hosts, in the same order, which are then printed.")
 @nbytes_option
@@ -76,11 +78,15 @@ def command(
 
     For example: unisono place allreduce ring --topology machine.toml --places 0,32,1,33 --size 64M
     """
+    machine = load(topology)
+    places = places or machine.places
+    if not places:
+        raise UsageError("the topology does not say where the hosts of the job are: pass --places")
     of_place = _names_of(places, names)
     chosen = find(collective, algorithm)
     with console(stderr=True).status(f"searching an order of {len(places)} places"):
         arguments = given_parameters(chosen, params)
-        proposal = best_place_order(chosen, nbytes, load(topology), places, root=root, params=arguments)
+        proposal = best_place_order(chosen, nbytes, machine, places, root=root, params=arguments)
     order = [of_place[place] for place in proposal.places]
     if as_json:
         click.echo(json.dumps(_json(proposal, order)))

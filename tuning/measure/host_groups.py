@@ -1,0 +1,115 @@
+"""Finds groups of hosts that are near each other, from how long messages take between all pairs of hosts.
+
+Theory of operation. The *distance* of two hosts is a factor: how many times longer a message takes between them than
+between the nearest two, for a short message or a long one, whichever differs more. So hosts that differ in latency are
+apart, and hosts that differ in bandwidth are too. The two groups with the least distance are joined first, and all
+pairs of hosts of the joined group count (complete linkage). If the next groups are more than `_APART` times as far from
+each other as the last ones, the groups so far are a level. All hosts together are the outermost level.
+
+Example: two hosts in each of two cities have distances 1, 1 and, four times, 25. The hosts of a city are a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TypeAlias
+
+Matrix: TypeAlias = Sequence[Sequence[float]]
+# Hosts in groups; each group is ascending, and groups are in the order of their first hosts.
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+
+# Noise stays below this factor, and so do the hops of a small network, which need no level.
+_APART = 2.0
+
+
+def levels_of_hosts(latency_s: Matrix, per_byte_s: Matrix) -> tuple[Groups, ...]:
+    """Return the groups of each level, from the inside out; the outermost level has one group of all hosts.
+
+    Args:
+        latency_s: the seconds of a short message between each two hosts.
+        per_byte_s: the seconds of each further byte.
+
+    >>> levels_of_hosts([[0, 1, 9], [1, 0, 9], [9, 9, 0]], [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
+    (((0, 1), (2,)), ((0, 1, 2),))
+    """
+    distance = _distances(latency_s, per_byte_s)
+    groups: list[tuple[int, ...]] = [(host,) for host in range(len(latency_s))]
+    levels, last = list[Groups](), None
+
+    def farthest(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> float:
+        return max(distance[i][j] for i in pair[0] for j in pair[1])
+
+    while len(groups) > 1:
+        nearest = min(combinations(groups, 2), key=farthest)
+        if last is not None and farthest(nearest) > _APART * last:
+            levels.append(tuple(groups))
+        last = farthest(nearest)
+        groups = sorted([*(group for group in groups if group not in nearest), tuple(sorted(nearest[0] + nearest[1]))])
+    return (*levels, tuple(groups))
+
+
+def sizes_and_places(levels: Sequence[Groups]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the number of parts that each level joins, and the place of each host on such a machine.
+
+    Levels of a machine have parts of equal size, so the largest group counts. A smaller group leaves places free.
+
+    >>> sizes_and_places((((0, 2), (1, 3), (4,)), ((0, 1, 2, 3, 4),)))
+    ((2, 3), (0, 2, 1, 3, 4))
+    """
+    inside: Groups = tuple((host,) for host in sorted(levels[-1][0]))
+    places, width, sizes = [0] * len(inside), 1, list[int]()
+    for groups in levels:
+        size = 1
+        for group in groups:
+            parts = [part for part in inside if part[0] in group]
+            size = max(size, len(parts))
+            for number, part in enumerate(parts):
+                for host in part:
+                    places[host] += number * width
+        inside, width = groups, width * size
+        sizes.append(size)
+    return tuple(sizes), tuple(places)
+
+
+def pairs_between_parts(groups: Groups, inside: Groups) -> list[tuple[int, int]]:
+    """Return pairs of hosts of two different parts of one group, each host once; the two parts with the most pairs.
+
+    Args:
+        groups: the groups of a level.
+        inside: the groups of the level inside of it, which are its parts.
+
+    >>> pairs_between_parts(((0, 1, 2, 3, 4),), ((0, 1), (2, 3), (4,)))
+    [(0, 2), (1, 3)]
+    """
+    parts = [[part for part in inside if part[0] in group] for group in groups]
+    choices = [pair for of_group in parts for pair in combinations(of_group, 2)]
+    one, other = max(choices, key=lambda pair: min(map(len, pair)))
+    return list(zip(one, other, strict=False))
+
+
+def turns(hosts: int) -> list[list[tuple[int, int]]]:
+    """Return all pairs of hosts in turns. In a turn, each host is in at most one pair (the circle method).
+
+    >>> turns(4)
+    [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+    """
+    even = hosts + hosts % 2
+    circle, found = list(range(1, even)), list[list[tuple[int, int]]]()
+    for _ in range(even - 1):
+        seats = [0, *circle]
+        pairs = [(seats[at], seats[-1 - at]) for at in range(even // 2)]
+        found.append(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < hosts))
+        circle = circle[-1:] + circle[:-1]
+    return found
+
+
+def _distances(latency_s: Matrix, per_byte_s: Matrix) -> list[list[float]]:
+    """Return how many times farther each two hosts are from each other than the nearest two."""
+    hosts = range(len(latency_s))
+    pairs = [(i, j) for i in hosts for j in hosts if i != j]
+    least = [min((matrix[i][j] for i, j in pairs), default=1.0) for matrix in (latency_s, per_byte_s)]
+    factors = [[0.0] * len(hosts) for _ in hosts]
+    for i, j in pairs:
+        factors[i][j] = max(latency_s[i][j] / least[0], per_byte_s[i][j] / least[1])
+    return factors
