@@ -74,6 +74,6 @@ def test_ranks_of_one_host_are_one_level(tmp_path: Path) -> None:
 )
 def test_measurement_that_cannot_be_kept_is_refused(ranks: int, folder: str, reason: str, tmp_path: Path) -> None:
     done = measured_by(ranks, tmp_path / folder / "machine.toml")
-    assert done.returncode == 2
+    assert done.returncode in (1, 2)  # that of the rank that ends first
     assert reason.format(tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
