@@ -115,13 +115,22 @@ def cost_of(collective: str, name: str, size: int) -> Cost | None:
     return None if alike is None else ALGORITHMS[collective][alike].cost_of(size, {})
 
 
-def read(path: Path) -> list[tuple[Round, float | None]]:
-    """Return the rounds of a file with at least two algorithms, and the time of the library's own choice in each.
+class Measurement(NamedTuple):
+    """A row of the file: a job with its test, a point, the library, its algorithm, and the median time."""
+
+    job: tuple[str, str]
+    point: MeasuredPoint
+    library: str
+    algorithm: str
+    seconds: float
+
+
+def measurements(path: Path) -> Iterator[Measurement]:
+    """Yield the rows of a file.
 
     Raises:
         UsageError: the file cannot be read, lacks a column, or has an invalid row; names the line.
     """
-    by_round: defaultdict[tuple[str, ...], dict[str, list[float]]] = defaultdict(dict)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -129,19 +138,30 @@ def read(path: Path) -> list[tuple[Round, float | None]]:
                 raise UsageError(f"{path} has no column {lacking[0]!r}: it needs {', '.join(COLUMNS)}")
             for row in reader:
                 try:
-                    numbers = tuple(str(int(row[name])) for name in ("p", "tasks_per_node", "count_int32"))
+                    size, per_host, count = (int(row[name]) for name in ("p", "tasks_per_node", "count_int32"))
                     median_us = float(row["median_us"])
                 except (TypeError, ValueError):
                     raise UsageError(f"{path}, line {reader.line_num}: expected whole numbers and a time") from None
-                key = (row["coll"], *numbers, row["timestamp"], row["test"], row["lib"])
-                by_round[key].setdefault(row["algo"], []).append(median_us * 1e-6)
+                point = MeasuredPoint(NAMES.get(row["coll"], row["coll"].lower()), 4 * count, size, per_host)
+                job = (row["timestamp"], row["test"])
+                yield Measurement(job, point, row["lib"], row["algo"], median_us * 1e-6)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read(path: Path) -> list[tuple[Round, float | None]]:
+    """Return the rounds of a file with at least two algorithms, and the time of the library's own choice in each.
+
+    Raises:
+        UsageError: as `measurements`.
+    """
+    by_round: defaultdict[Any, dict[str, list[float]]] = defaultdict(dict)
+    for job, point, library, algorithm, seconds in measurements(path):
+        by_round[job, point, library].setdefault(algorithm, []).append(seconds)
     rounds = []
-    for (coll, size, per_host, count, *_), times in by_round.items():
+    for (_, point, _), times in by_round.items():
         middle = {name: float(np.median(of_name)) for name, of_name in times.items()}
         default_s = middle.pop(DEFAULT, None)
-        point = MeasuredPoint(NAMES.get(coll, coll.lower()), 4 * int(count), int(size), int(per_host))
         if len(middle) > 1:
             rounds.append((Round(point, middle), default_s))
     return rounds

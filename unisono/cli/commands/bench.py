@@ -103,6 +103,7 @@ PROGRAMS = {
     },
     "unisono.bench.studies": {
         "campaign": "How jobs end in which faults are planted.",
+        "cluster": "Measurements of a real cluster beside the simulator.",
         "contention": "New and old algorithms on networks with shared links.",
         "decision": "The cost of the choice of an algorithm at each call.",
         "faults": "Which sources name the culprit of a planted fault.",
