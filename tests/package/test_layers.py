@@ -202,6 +202,10 @@ EXCEPTIONS = {
         "unisono.tuning.simulator.simulate": "as above",
         "unisono.algorithms.catalogue.registry": "the algorithms that are simulated",
     },
+    "bench/studies/cluster.py": {
+        "unisono.algorithms.catalogue.registry": "which algorithms it simulates",
+        "unisono.tuning": "the descriptions and the simulator that it compares with measurements",
+    },
     "bench/studies/scaling.py": {
         "unisono.tuning.machine.parameters": "the simulator is what is tried",
         "unisono.tuning.simulator.simulate": "as above",
