@@ -36,17 +36,22 @@ from unisono.errors import UsageError
 from unisono.foundation.deadlines import Deadline
 from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray
-from unisono.transports.contracts.transport import FIRST_RESERVED_TAG, OWN_BUFFER_NBYTES, OWN_MESSAGE_NBYTES
-from unisono.transports.contracts.wildcards import ANY_SOURCE, AnySource
+from unisono.transports.contracts.transport import (
+    ANY_OBJECT_TAG,
+    FIRST_RESERVED_TAG,
+    OWN_BUFFER_NBYTES,
+    OWN_MESSAGE_NBYTES,
+)
+from unisono.transports.contracts.wildcards import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # A shorter piece of memory costs less to copy into the head than to send as a part.
 _LEAST_PART_NBYTES = 64 << 10
-_MOST_TAG = (1 << 30) - 1
 # Tags of arrays are below this one, so an object is never received as an array.
 _OBJECT_TAG = FIRST_RESERVED_TAG
+_MOST_TAG = ANY_OBJECT_TAG - _OBJECT_TAG - 1
 # The tag of the parts in a gather or scatter, above the tags of `send_object`.
 _PART_TAG = (1 << 32) - 1
 _MOST_REASON = 1000
@@ -229,28 +234,28 @@ class Objects(Collectives, VectorCollectives):
         if pickled.is_refused:
             raise self._refused(self.rank, pickled.head)
 
-    def recv_object(self, source: int | AnySource, tag: int = 0, *, timeout_s: float | None = None) -> Any:
+    def recv_object(self, source: int | AnySource, tag: int | AnyTag = 0, *, timeout_s: float | None = None) -> Any:
         """Return the next object that rank `source` sends with this tag; see `send_object`.
 
-        `source` may be `ANY_SOURCE`. It returns None if `source` is `NOBODY`.
+        `source` may be `ANY_SOURCE`, and `tag` may be `ANY_TAG`. It returns None if `source` is `NOBODY`.
         """
         self._check_alone()
         rank = None if source is ANY_SOURCE else self._peer_of(source, "source")
-        tag = checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
+        number = ANY_OBJECT_TAG if tag is ANY_TAG else checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
         remaining_s, header = Deadline(self._limit_s(timeout_s)).remaining_s, np.empty(2, np.int64)
         if rank == NO_RANK:
             return None
-        receiving = self._executor.recv(header, _NUMBER, rank, tag)
+        receiving = self._executor.recv(header, _NUMBER, rank, number)
         receiving.wait(remaining_s())
         message = receiving.message()
         assert message is not None, "a receive that has ended has got a message"
-        source = message.source
+        source, number = message.source, message.tag
         head = self._room(abs(header[0]), source)
-        self._recv_parts([head], source, tag, remaining_s)
+        self._recv_parts([head], source, number, remaining_s)
         if header[0] < 0:
             raise self._refused(source, head)
         parts = self._new_parts(head, header[1], source)
-        self._recv_parts(parts, source, tag, remaining_s)
+        self._recv_parts(parts, source, number, remaining_s)
         return self._unpickle(source, head, parts)
 
     def _check_room(self, pickled: _PickledObject, tag: int) -> None:

@@ -6,6 +6,7 @@ An array that cannot be used raises its error here, on the rank that passed it, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,11 +112,30 @@ def to_write(array: AnyArray, name: str) -> Operand:
 
 
 def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[AnyArray, Operand]:
-    """Return a new numpy array of this shape, with the dtype and order of `like`, and the operand to write it."""
-    make = np.zeros if zeros else np.empty
-    array: AnyArray = make(shape, like.flat.dtype, order="F" if like.order == "F" else "C")
+    """Return a new numpy array of this shape, with the dtype and order of `like`, and the operand to write it.
+
+    Raises:
+        UsageError: this rank has no memory for such an array.
+    """
+    array = made(np.zeros if zeros else np.empty, shape, like.flat.dtype, "F" if like.order == "F" else "C")
     flat = array.reshape(-1) if like.order == "C" else array.T.reshape(-1)
     return array, Operand(flat, like.dtype, shape, like.order)
+
+
+def made(make: Callable[..., AnyArray], shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> AnyArray:
+    """Return the array of a result, which a function of numpy makes.
+
+    Raises:
+        UsageError: this rank has no memory for it, or no array has so many elements.
+    """
+    try:
+        return make(shape, dtype, order=order)
+    except (MemoryError, ValueError, OverflowError):
+        nbytes = prod(shape) * dtype.itemsize
+        raise UsageError(
+            f"the result is {dtype}{list(shape)}, and this rank has no memory for {nbytes} bytes: check the counts and "
+            "shapes, or call for smaller parts"
+        ) from None
 
 
 class Memory(Protocol):
@@ -195,7 +215,7 @@ def target_of_all(x: Any, size: int) -> Any:
     if type(x) is not np.ndarray or x.ndim == 0:
         return None
     rows, *rest = x.shape
-    return np.empty((size * rows, *rest), x.dtype)
+    return made(np.empty, (size * rows, *rest), x.dtype)
 
 
 def target_of_share(x: Any, size: int) -> Any:

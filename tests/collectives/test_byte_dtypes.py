@@ -8,19 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.deadlines import DEADLINE_S
 from support.outcomes import error_of
 from support.ranks import LocalRanks, Ranks, ranks_fixture
 
 import unisono as un
 from unisono.collectives.arrays import operands
-from unisono.dtypes import itemsize_of
+from unisono.dtypes import DType, itemsize_of
 from unisono.operations import OPERATIONS
 from unisono.transports.contracts.byte_dtypes import byte_dtype, byte_dtype_of
 from unisono.transports.contracts.call import Extent
 
 SIZE = 3
+BYTES_BIT = 1 << 30
 three = ranks_fixture((SIZE, "shm"), (SIZE, "tcp"))
 two = ranks_fixture((2, "generic"), (2, "shm"), (2, "tcp"), scope="function")
+natives = ranks_fixture((2, "shm"), (2, "tcp"), scope="function")
 
 DTYPES: dict[str, Any] = {
     "dates": "datetime64[s]",
@@ -280,6 +283,41 @@ def test_windows_of_different_dtypes_are_a_mismatch(three: Ranks) -> None:
     for (kind, text), dtype in zip(three.run_calls(disagree, dtypes, "window"), dtypes, strict=True):
         assert kind == "MismatchError"
         assert dtype in text  # a rank knows the names of its own dtypes
+
+
+def send_an_unknown_number(world: un.Communicator, used: Any, call: str) -> Any:
+    """Rank 0 sends elements of a number of no dtype, as a hostile peer may; rank 1 gets a message of `used`."""
+    x = np.zeros(24, used)
+    known = operands.source(x).dtype
+    number = (known.code if known.code >= BYTES_BIT else BYTES_BIT) ^ 0x2A5A5A5
+    unknown = DType("unknown", number, 1, "structure", "")
+
+    def make() -> None:
+        if world.rank == 0:
+            world._executor.send(x.view(np.uint8), unknown, 1, 5).wait(DEADLINE_S)
+        elif call == "probe":
+            message = world.probe(0, 5)
+            assert f"{number:#x}" in message.dtype
+            assert message.count == x.nbytes
+            world.recv(x, 0, 5)
+        elif call == "take":
+            world.probe(0, 5, take=True).recv(x)
+        else:
+            world.recv(x, un.ANY_SOURCE, un.ANY_TAG)
+        if call != "take":  # a message that does not fit the array can still be received by another one
+            world.barrier()
+
+    return error_of(make)
+
+
+@pytest.mark.parametrize("call", ["recv", "probe", "take"])
+@pytest.mark.parametrize("used", ["datetime64[s]", "float64"])
+def test_number_of_no_dtype_from_a_peer_is_a_named_error(natives: Ranks, used: str, call: str) -> None:
+    sender, receiver = natives.run_calls(send_an_unknown_number, used, call)
+    assert receiver[0] == ("UsageError" if call == "take" else "MismatchError")
+    assert used in receiver[1]
+    assert "unknown" in receiver[1]
+    assert call == "take" or sender[0] in ("MismatchError", "AbortedError")
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -49,6 +49,13 @@ WRONG = {
     "counts that are no numbers": lambda world: world.scatterv(SIX, (2.0, 2, 2), 2),
     "counts that are no sequence": lambda world: world.gatherv(SIX, 6),
     "counts of a size that cannot be": lambda world: world.gatherv(SIX, (1 << 62, 0, 6)),
+    "a result that no memory holds": lambda world: world.gatherv(SIX, (1 << 45, 0, 6), root=2),
+    "a result of more bytes than there are": lambda world: world.gatherv(
+        np.ones((6, 99)), (1 << 57, 0, 6), root=2, counts_at_root=True
+    ),
+    "a result of all that no memory holds": lambda world: world.allgatherv(SIX, (1 << 45, 0, 6)),
+    "a share that no memory holds": lambda world: world.alltoallv(SIX, (2, 2, 2), (1 << 45, 1 << 44, 2)),
+    "a result of many shares": lambda world: world.allgather(np.broadcast_to(np.ones(()), (1 << 57,))),
     "rows to send that do not sum up": lambda world: world.alltoallv(SIX, (1, 1, 1), (1, 1, 1)),
     "rows to keep that are not those that it has": lambda world: world.alltoallv(SIX, (2, 2, 2), (2, 2, 1)),
     "rows to receive that are not those of out": lambda world: world.alltoallv(

@@ -30,6 +30,7 @@ ranks = ranks_fixture((1, "shm"), (3, "shm"), (3, "tcp"))
 
 
 three = ranks_fixture((3, "shm"), (3, "tcp"))
+matching = ranks_fixture((3, "shm"), (3, "tcp"), (2, "generic"))
 
 
 def kind_and_message(call: Callable[[], Any]) -> tuple[str, str]:
@@ -99,6 +100,26 @@ def hand_around(world: un.Communicator, recipe: Any) -> bool:
 @given(recipe=objects)
 def test_objects_arrive_equal_in_messages(three: Ranks, recipe: Any) -> None:
     assert three.run_calls(hand_around, recipe) == [True] * 3
+
+
+def take_any(world: un.Communicator, recipe: Any) -> bool:
+    """Rank 0 receives an array and two objects of each other rank, and names neither ranks nor tags of all objects."""
+    others = range(1, world.size)
+    if world.rank > 0:
+        array = world.send(np.full(2, world.rank), 0, 100, wait=False)
+        world.send_object(made(recipe), 0, world.rank)
+        world.send_object(world.rank, 0, 100)
+        array.wait()
+        return True
+    objects = [world.recv_object(rank, un.ANY_TAG) for rank in others]
+    ranks = [world.recv_object(un.ANY_SOURCE, un.ANY_TAG) for _ in others]
+    arrays = [world.recv(np.zeros(2, int), rank, un.ANY_TAG)[0] for rank in others]
+    return all(is_equal(obj, recipe) for obj in objects) and arrays == sorted(ranks) == list(others)
+
+
+def test_objects_of_any_tag_are_received_in_order_and_no_arrays(matching: Ranks) -> None:
+    for recipe in (("text", []), (7, [3, 1 << 16, 0, 200_001])):
+        assert matching.run_calls(take_any, recipe) == [True] * matching.size
 
 
 def use_on_a_subgroup(world: un.Communicator) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import time
@@ -594,6 +595,40 @@ def test_death_of_the_holder_ends_the_wait_for_its_lock(tmp_path: Path, transpor
         assert job.hear_all(but=2) == ["ready"] * 2
         job.signal(2, signal.SIGKILL)
         assert job.hear_all(but=2) == [("PeerLostError", "AbortedError", 2, 3.0)] * 2
+
+
+def die_within_the_gate(world: un.Communicator, say: Say, kind: str) -> Any:
+    """Rank 2 makes accumulates that close the gate of rank 0's part for most of the time, until it is killed."""
+    window = world.window(np.zeros(1 << 17) if kind == "own" else 1 << 17, "float64")
+    ones = np.ones(1 << 17)
+    window.lock_all()
+    world.barrier()
+
+    def accumulate_without_end() -> None:
+        for step in itertools.count():
+            if step == 1:
+                say("ready")
+            if world.rank == 2 or step % 2:
+                window.accumulate(ones, 0)
+            else:
+                window.fetch_and_op(1.0, 0, 5)
+            window.flush(0)
+
+    error = raised(accumulate_without_end)
+    survivors = world.shrink()
+    with survivors.window(1 << 10) as another, another.fence():
+        another.accumulate(np.ones(1 << 10), 0)
+    survivors.close()
+    say((type(error).__name__, float(another.array[0])))
+
+
+@pytest.mark.parametrize("kind", ["new", "own"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_death_within_the_gate_of_accumulates_ends_those_of_others(tmp_path: Path, transport: str, kind: str) -> None:
+    with Job(die_within_the_gate, 3, tmp_path, kind, transports=transport) as job:
+        assert job.hear_all() == ["ready"] * 3
+        job.signal(2, signal.SIGKILL)
+        assert [job.hear(0), job.hear(1)] == [("PeerLostError", 2.0), ("PeerLostError", 0.0)]
 
 
 def leave_early(world: un.Communicator, say: Say) -> None:

@@ -65,6 +65,15 @@ def test_rank_that_is_lost_is_a_named_error() -> None:
     assert "rank 1" in ended.stdout
 
 
+def test_count_beyond_all_memory_is_a_named_error_on_all_ranks() -> None:
+    ended = run(str(PROGRAMS / "wrong.py"), "huge", UNISONO_TIMEOUT_S="3")
+
+    errors = sorted(line for line in ended.stdout.splitlines() if "class" in line)
+    assert len(errors) == 2, ended.stdout + ended.stderr
+    assert "invalid count" in errors[0]
+    assert "rank 0" in errors[1]
+
+
 def test_hint_asks_for_reproducible_sums() -> None:
     ended = run(str(PROGRAMS / "sums.py"), ranks=4)
 

@@ -130,6 +130,28 @@ void a_message_of_another_length_is_a_mismatch() {
   }
 }
 
+// A hostile peer may put any number of an element type into a header.
+void a_number_of_no_element_type_is_an_error_of_the_receiver() {
+  for (const std::uint32_t number : {17U, 1U << 29, 1U << 31, ~0U, ElementType::bytes_bit | 0x1234}) {
+    for (const bool takes : {false, true}) {
+      Ranks ranks(2, Transport::shm);
+      Bytes data(8);
+      Endpoint& receiver = ranks.endpoint(1);
+      const Message sent = Message::to_send(1, ElementType(number), 1, data.data(), data.size());
+      const auto sending = ranks.endpoint(0).start(sent, {});
+      CHECK(done(ranks.endpoint(0), *sending));
+      const auto request =
+          takes ? receiver.start(Message::to_probe(0, 1, false, true), {}) : receive(receiver, 1, data);
+      const bool is_valid = ElementType(number).is_valid();
+      CHECK(done(receiver, *request) == (takes && is_valid));
+      if (takes && is_valid) continue;
+      CHECK(receiver.control().failure().kind == (is_valid ? FailureKind::mismatch : FailureKind::protocol));
+      const std::string text = is_valid ? "bytes of a dtype unknown here[8]" : "no known type";
+      CHECK(receiver.control().failure().text.find(text) != std::string::npos);
+    }
+  }
+}
+
 void try_now_ends_a_message_at_once_if_possible() {
   Ranks ranks(2, Transport::shm);
   Endpoint& sender = ranks.endpoint(0);
@@ -290,6 +312,23 @@ void a_receive_of_any_tag_skips_reserved_tags() {
     CHECK(done(receiver, *any) && is_from(*any, 1, first_reserved_tag - 1));
     CHECK(!probed(receiver, {}, {}, true));
     CHECK(done(receiver, *receive(receiver, first_reserved_tag, room)));
+  }
+}
+
+void a_receive_of_any_object_skips_arrays_and_tags_inside_calls() {
+  for (const Transport transport : transports) {
+    Ranks ranks(2, transport);
+    Bytes data = pattern(10, 3);
+    Endpoint& sender = ranks.endpoint(1);
+    Endpoint& receiver = ranks.endpoint(0);
+    for (const std::uint32_t tag : {5U, any_object_tag, ~0U, any_object_tag - 1, first_reserved_tag})
+      CHECK(done(sender, *send(sender, tag, data)));
+    Bytes room(10);
+    for (const std::uint32_t tag : {any_object_tag - 1, first_reserved_tag}) {
+      const auto any = receive(receiver, any_object_tag, room);
+      CHECK(done(receiver, *any) && is_from(*any, 1, tag));
+    }
+    CHECK(!probed(receiver, {}, any_object_tag, true));
   }
 }
 
@@ -476,6 +515,8 @@ int main() {
       {"a message that cannot be received in place stays on the host",
        a_message_that_cannot_be_received_in_place_stays_on_the_host},
       {"a message of another length is a mismatch", a_message_of_another_length_is_a_mismatch},
+      {"a number of no element type is an error of the receiver",
+       a_number_of_no_element_type_is_an_error_of_the_receiver},
       {"try now ends a message at once if possible", try_now_ends_a_message_at_once_if_possible},
       {"try now starts no message behind another one or a failure",
        try_now_starts_no_message_behind_another_one_or_a_failure},
@@ -487,6 +528,8 @@ int main() {
       {"receives from any and from one rank match in posted order",
        receives_from_any_and_from_one_rank_match_in_posted_order},
       {"a receive of any tag skips reserved tags", a_receive_of_any_tag_skips_reserved_tags},
+      {"a receive of any object skips arrays and tags inside calls",
+       a_receive_of_any_object_skips_arrays_and_tags_inside_calls},
       {"a probe does not consume the message", a_probe_does_not_consume_the_message},
       {"a mismatched receive from any rank fails", a_mismatched_receive_from_any_rank_fails},
       {"a receive from any rank fails when all have departed", a_receive_from_any_rank_fails_when_all_have_departed},

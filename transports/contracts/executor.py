@@ -320,8 +320,8 @@ class Executor(Protocol):
         With `up_to` the message may have fewer bytes than `array`, which it then fills from its start; `Probe.message`
         has the count. Its dtype must be that of `array`, unless one of the two is uint8.
 
-        None stands for any rank, and for any tag below `FIRST_RESERVED_TAG`. If several receives accept a message, it
-        goes to the one that was started first.
+        None stands for any rank, and for any tag below `FIRST_RESERVED_TAG`. `ANY_OBJECT_TAG` stands for that of any
+        object. If several receives accept a message, it goes to the one that was started first.
 
         If `memory` is not host memory, only the address of `array` is used; ask `receives_into` first. The payload
         stays on the host if the message was buffered before this receive, or if its link cannot write to `memory`. Then

@@ -16,6 +16,9 @@ from unisono.transports.contracts.call import Signature
 
 # Tags from here on are reserved for messages inside calls. A receive of any tag does not accept them.
 FIRST_RESERVED_TAG = 1 << 31
+# Stands for the tags from there up to it, which are those of Python objects. The native core has the same number
+# (core/endpoint/point_to_point.h).
+ANY_OBJECT_TAG = 3 << 30
 # The bytes of the buffer for messages of a rank to itself, on each communicator. Each message takes up some more bytes
 # of it than its payload. The native core has the same numbers (core/endpoint/self_channel.h).
 OWN_BUFFER_NBYTES = 1 << 20

@@ -18,7 +18,7 @@ class AnySource(Enum):
 
 
 class AnyTag(Enum):
-    """The type of `ANY_TAG`, which stands for the tag of any message of an array, and of no message of an object."""
+    """The type of `ANY_TAG`: the tag of any message of an array, or of an object in `recv_object`."""
 
     ANY_TAG = "any tag"
 

@@ -25,10 +25,18 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import PeerLostError, UsageError
 from unisono.transports.contracts.call import MESSAGE, Signature
 from unisono.transports.contracts.executor import Message
-from unisono.transports.contracts.transport import FIRST_RESERVED_TAG, Identity, MessageTransport, Request
+from unisono.transports.contracts.transport import (
+    ANY_OBJECT_TAG,
+    FIRST_RESERVED_TAG,
+    Identity,
+    MessageTransport,
+    Request,
+)
 from unisono.transports.executors.own_messages import OwnMessages
 
 POINT_TO_POINT_LANE = -1
+# The tags of receives that stand for several.
+_ANY_TAGS = (None, ANY_OBJECT_TAG)
 # The values of `segment`.
 _PAYLOAD, _QUESTION, _ANSWER = 0, 1, 2
 
@@ -70,8 +78,10 @@ class Receive:
 
     def overlaps(self, other: Receive) -> bool:
         """Return whether both receives accept some common message."""
-        pairs = (self.source, other.source), (self.tag, other.tag)
-        return all(one is None or another is None or one == another for one, another in pairs)
+        if None not in (self.source, other.source) and self.source != other.source:
+            return False
+        both = (self.tag, other.tag), (other.tag, self.tag)
+        return self.tag == other.tag or any(sent is not None and _accepts(tag, sent) for tag, sent in both)
 
 
 class _Arrived(NamedTuple):
@@ -131,7 +141,7 @@ class Matching:
         """Return whether a message to this rank itself could be sent now without another receive."""
         self.match()
         me = self._transport.rank
-        waits = any(receive.source in (None, me) and receive.tag in (None, tag) for receive in self._queue)
+        waits = any(receive.source in (None, me) and _accepts(receive.tag, tag) for receive in self._queue)
         return waits or self._own.has_room(nbytes) or self._own.expects(tag)
 
     def receive(
@@ -139,7 +149,7 @@ class Matching:
     ) -> Receive:
         """Post a receive. None stands for any rank, and for any tag that is not reserved."""
         receive = Receive(self, source, tag, signature, pieces)
-        if source is None or tag is None or any(map(receive.overlaps, self._queue)):
+        if source is None or tag in _ANY_TAGS or any(map(receive.overlaps, self._queue)):
             self._queue.append(receive)
         else:
             self._assign(receive, source, tag)
@@ -240,9 +250,8 @@ class Matching:
     def _first(self, arrived: list[_Arrived], source: int | None, tag: int | None) -> _Arrived | None:
         for each in arrived:
             message, number, _ = each
-            accepts = message.tag < FIRST_RESERVED_TAG if tag is None else message.tag == tag
             is_next = number == self._received[message.source, message.tag]
-            if accepts and is_next and source in (None, message.source):
+            if _accepts(tag, message.tag) and is_next and source in (None, message.source):
                 return each
         return None
 
@@ -257,6 +266,13 @@ class Matching:
     def _next(self, numbers: Counter[tuple[int, int]], peer: int, tag: int) -> Identity:
         numbers[peer, tag] += 1
         return Identity(numbers[peer, tag] - 1, POINT_TO_POINT_LANE, tag, _PAYLOAD)
+
+
+def _accepts(tag: int | None, sent: int) -> bool:
+    """Return whether a receive with a tag, which may stand for several, accepts a message with the tag `sent`."""
+    if tag is None:
+        return sent < FIRST_RESERVED_TAG
+    return FIRST_RESERVED_TAG <= sent < ANY_OBJECT_TAG if tag == ANY_OBJECT_TAG else sent == tag
 
 
 class _Answering:

@@ -28,7 +28,7 @@ from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal, moved
 from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.executor import CallCache, Exchange, Message, MessageCalls, Operation
-from unisono.transports.contracts.transport import Traffic
+from unisono.transports.contracts.transport import ANY_OBJECT_TAG, Traffic
 from unisono.transports.executors.call_memory import arrays_of, checked_extents
 from unisono.transports.executors.call_records import facts_of
 from unisono.transports.executors.plan_checks import MESSAGES, READS, check_plan, check_reads
@@ -614,7 +614,7 @@ def _moved_as_bytes(code: int) -> DType:
 
 
 def _origin(source: int | None, tag: int | None) -> str:
-    return f"source={'any' if source is None else source}, tag={'any' if tag is None else tag}"
+    return f"source={'any' if source is None else source}, tag={'any' if tag in {None, ANY_OBJECT_TAG} else tag}"
 
 
 def _shown(array: AnyArray, dtype: DType, shape: Sequence[int]) -> str:

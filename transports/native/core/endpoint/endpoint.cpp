@@ -382,7 +382,8 @@ const SharedDescription& Endpoint::description_of(const Message& message) {
   CachedDescription& cached =
       descriptions_[(place + static_cast<std::uint32_t>(message.posting.verb)) % descriptions_.size()];
   if (cached.description == nullptr || text_key(cached.message) != text_key(message)) {
-    const std::string shown = message.posting.any_tag ? "any" : std::to_string(tag);
+    const bool is_any = message.posting.any_tag || tag == any_object_tag;
+    const std::string shown = is_any ? "any" : std::to_string(tag);
     Description description{call_text(message.posting.verb, message.peer, shown), "{}"};
     const bool has_type = message.sends() || message.posting.verb == Verb::receive;
     if (has_type) description.dtype = static_cast<std::int32_t>(message.posting.buffer.header.sequence);

@@ -61,7 +61,9 @@ std::string PointToPoint::unclaimed_text() const {
 }
 
 bool PointToPoint::matches(const Header& header) const {
-  return any_tag_ ? header.group < first_reserved_tag : header.group == buffer_.header.group;
+  if (any_tag_) return header.group < first_reserved_tag;
+  if (buffer_.header.group != any_object_tag) return header.group == buffer_.header.group;
+  return header.group >= first_reserved_tag && header.group < any_object_tag;
 }
 
 // The operation takes this message and withdraws from all other mailboxes.

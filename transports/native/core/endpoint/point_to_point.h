@@ -54,6 +54,8 @@ struct Posting {
   bool up_to = false;
 };
 inline constexpr std::uint32_t first_reserved_tag = 1U << 31;
+//! Stands for the tags from `first_reserved_tag` up to it, which are those of Python objects.
+inline constexpr std::uint32_t any_object_tag = 3U << 30;
 
 //! The header of the acknowledgement of a synchronous message.
 inline Header acknowledgement_of(std::uint32_t number) {

@@ -132,7 +132,7 @@ def translated(error: errors.UnisonoError) -> Exception:
 
 
 def translating(function: _Call) -> _Call:
-    """Return a function that raises `Exception` for errors of Unisono."""
+    """Return a function that raises `Exception` for errors of Unisono, and if an array does not fit into memory."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -140,6 +140,8 @@ def translating(function: _Call) -> _Call:
             return function(*args, **kwargs)
         except errors.UnisonoError as error:
             raise translated(error) from error
+        except MemoryError as error:
+            raise fail("ERR_NO_MEM", str(error)) from error
 
     return call  # type: ignore[return-value]
 

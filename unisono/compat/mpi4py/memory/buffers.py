@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.memory.access import (
     BOTTOM,
     BottomType,
@@ -25,6 +26,8 @@ from unisono.compat.mpi4py.memory.datatype import BYTE, CODES, Datatype, TypeSta
 from unisono.dtypes import DTYPES
 
 _u1 = np.dtype(np.uint8)
+# The sum of a few of them is less than the longest array of numpy.
+_MOST_NBYTES = 1 << 56
 _native_dtypes = {np.dtype(name) for name in DTYPES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}}
 
 
@@ -167,6 +170,8 @@ def _number_of(memory: Any, layout: TypeState | None, start: int) -> int:
 
 def _block(data: Any, memory: Any, layout: TypeState, count: int, offset: int) -> Block:
     """Return a block at an offset of the memory, which must have all its bytes."""
+    if count * layout.size > _MOST_NBYTES:
+        raise fail("ERR_COUNT", f"{count} elements of {layout.size} bytes are more than any memory holds")
     low, high = layout.span(count)
     if isinstance(data, BottomType) and count and layout.size:
         return Block(at_address(offset + low, high - low), layout, count, -low)

@@ -19,8 +19,6 @@ from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.base.handles import Attributed, Handle, Named, State, constant
 from unisono.compat.mpi4py.memory.access import memory_of
 
-_LONG = "q" if np.dtype("l").itemsize == 8 else "i"
-
 
 class TypeState(State):
     """A layout.
