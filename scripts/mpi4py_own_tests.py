@@ -221,7 +221,7 @@ def main() -> None:
     here = [label for label, (place, _) in MPIS.items() if place.exists()]
     parser.add_argument("--over", nargs="+", default=["shm", "tcp", *here], help="transports, openmpi and mpich")
     parser.add_argument("--only", nargs="+", default=[], help="parts of names of files")
-    parser.add_argument("--limit-s", type=float, default=120.0, help="seconds for each job")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="seconds for each job")
     parser.add_argument("--json", type=Path, help="write the outcome of each test to this file")
     parser.add_argument("--with", dest="earlier", type=Path, nargs="+", default=[], help="earlier outcomes to add")
     parser.add_argument("--show", action="store_true", help="show why tests fail")
@@ -244,10 +244,9 @@ def main() -> None:
             if options.show and row.outcome == "failed":
                 sys.stdout.write(f"--- {row.test}\n{row.text}\n")
         sys.stdout.flush()
-        rows += of_job
-    rows = list({(row.label, row.size, row.test): row for row in rows}.values())  # a later outcome replaces an earlier
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=0))
+        rows = list({(row.label, row.size, row.test): row for row in [*rows, *of_job]}.values())  # a later one counts
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=0))
     lines = table(rows, list(dict.fromkeys(row.label for row in rows)))
     late = list(behind(rows))
     sys.stdout.write("\n".join([*lines, f"both MPIs pass {len(late)} tests that Unisono does not", *late, ""]))

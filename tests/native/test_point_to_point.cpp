@@ -145,7 +145,7 @@ void a_number_of_no_element_type_is_an_error_of_the_receiver() {
       const bool is_valid = ElementType(number).is_valid();
       CHECK(done(receiver, *request) == (takes && is_valid));
       if (takes && is_valid) continue;
-      CHECK(receiver.control().failure().kind == (is_valid ? FailureKind::mismatch : FailureKind::protocol));
+      CHECK(receiver.control().failure().kind == (is_valid ? FailureKind::mismatch : FailureKind::internal));
       const std::string text = is_valid ? "bytes of a dtype unknown here[8]" : "no known type";
       CHECK(receiver.control().failure().text.find(text) != std::string::npos);
     }
