@@ -105,7 +105,7 @@ def test_only_host_leaders_send_between_hosts_in_hierarchical_allreduce(hosts: l
 def calibrate_links(world: un.Communicator, say: Say) -> None:
     """Report the calibration of the links, and the number of 1 MiB messages of each set of pairs."""
     exchanged = []
-    together = link_probes._Probes.together
+    together = link_probes.PairProbes.together
 
     def watched(own: Any, nbytes: int, pairs: int) -> float:
         before, seconds = sent_to(own._pair), together(own, nbytes, pairs)
@@ -113,7 +113,7 @@ def calibrate_links(world: un.Communicator, say: Say) -> None:
         exchanged.append((pairs, sent // LARGE_PROBE))
         return seconds
 
-    link_probes._Probes.together = watched  # type: ignore[method-assign]
+    link_probes.PairProbes.together = watched  # type: ignore[method-assign]
     link_probes.rounds_calibrated = lambda comm, known, short: known  # type: ignore[assignment]
     say((to_json(link_probes.calibrated(world, PRIORS, short=True)), exchanged))
     world.barrier()
