@@ -4,10 +4,12 @@ MPI-4.1, section 8.6, defines the collectives. Their plans depend on a `Neighbou
 number of ranks, so the tables of `catalogue` do not hold them: `verifier.neighbours` proves them for the neighbourhoods
 of all ranks.
 
-Each edge is sent even if it has no elements, so that a receiver that expects some detects the difference at once.
+A rank sends the block of each edge even if it has no elements, so that a receiver that expects some detects the
+difference at once.
 
-Two ranks may have several edges. A message carries two of them, because a span names any two blocks, and the next two
-travel in the next group. In a grid two ranks never have more than two.
+Two ranks may have several edges. One message carries the blocks of at most two of them, because a message is one span,
+and a span (start, stride) can name any two blocks, but not any three. Further blocks travel in later groups. In a grid,
+two ranks have at most two edges.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ def allreduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
 
 
 def reduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of a reduce by recursive halving and a gather down the same pairs, for any size and root.
+    """Return the plan of a reduce by recursive halving, and a gather to the root through the same pairs, for any size.
 
-    INPUT and the root's OUTPUT are cut into one block for each rank that takes part, and may be the same memory. The
-    other ranks that take part have SCRATCH like INPUT. The order of combination is a tree over the ranks in ascending
-    order.
+    If `size` is not a power of two, folding leaves some ranks out of the rounds. INPUT and the root's OUTPUT have one
+    block for each rank in the rounds, and may be the same memory. Each rank in the rounds except the root has SCRATCH
+    like INPUT. The order of combination is a tree over the ranks in ascending order.
     """
     check_ranks(size, rank, root)
     folding = fold(size, root=root)

@@ -163,10 +163,10 @@ def led_by(levels: Levels, rank: int, root: int | None = None) -> Groups:
 
 
 def in_lanes(levels: Levels, rank: int) -> Groups:
-    """Return the groups of ranks to which `rank` belongs, one for each level, in a full-lane algorithm.
+    """Return the groups of ranks to which `rank` belongs, one for each level, in the algorithm `full_lane`.
 
-    At each level, the group has one rank from each part of the host of `rank`. All have the same position in their
-    parts as `rank` has in its part.
+    At a level, the group has one rank of each part of the host of `rank`: the one at the position that `rank` has in
+    its own part. So every rank of a part works with others, and all lanes between the parts are full.
 
     Raises:
         UsageError: hosts are not equal.

@@ -40,7 +40,9 @@ def build_in_order(
     position = {member: at for at, member in enumerate(order)}
     plan = build(size, position[rank], position[root], **_at_positions(params, position))
     if plan.collective in IN_RANK_ORDER:
-        raise UsageError(f"{plan.collective} {plan.algorithm} combines in the order of ranks: it takes no other order")
+        raise UsageError(
+            f"{plan.collective} {plan.algorithm} must combine in the order of ranks, so its ranks cannot be reordered"
+        )
     return _renamed(plan, rank, root, tuple(order))
 
 
@@ -95,7 +97,8 @@ def _permutation(plan: Plan, order: tuple[int, ...]) -> tuple[int, ...]:
 def _lane(plan: Plan, lane: int, order: tuple[int, ...]) -> Lane:
     """Return lane number `lane` of `plan`, with the rank `order[peer]` in place of each position `peer`.
 
-    A loop whose peers advance is written out, because an order moves them by unequal steps.
+    A `Repeat` with a step whose `peer_advance` is not 0 is unrolled: in another order, the peers of its rounds are no
+    longer a fixed distance apart.
     """
     items = plan.lanes[lane]
     steps = [step for _, groups in map(as_written, items) for group in groups for step in group.steps]

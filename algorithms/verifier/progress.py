@@ -1,6 +1,6 @@
 """Progress: runs the plans of all ranks without data, and checks that every message has two ends and that the run ends.
 
-In such a run a message is a rendezvous: neither side's step ends before the other side has posted its step. A flag is
+In such a run messages are synchronous: neither side's step ends before the other side has posted its step. A flag is
 one-sided: `Signal` ends at once, and its `Wait` ends when the flag has been raised. An *instance* is one group of one
 lane in one segment. Every lane posts its instances in canonical order. Messages between two ranks on a lane are matched
 first in, first out. Nothing in this system is a choice: there is no wildcard and no shared credit. All complete runs

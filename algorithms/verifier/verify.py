@@ -4,12 +4,13 @@ The proof has these parts, in this order, each in its own module:
 
 - the buffers are cut as the collective demands, and alike on all ranks (`verifier.block_meaning`);
 - every step is valid on its own (`verifier.unrolled`);
-- the plans end without a deadlock if every message is a rendezvous, and so with any amount of buffering
-  (`verifier.progress`);
+- the plans end without a deadlock if each send ends only after its receive has been posted (a synchronous send).
+  Buffers only make sends end earlier, so the plans also end with any amount of buffering (`verifier.progress`);
 - no two steps of a rank that may run at the same time conflict (`verifier.hazards`), and no two steps of different
   ranks conflict on mapped memory (`verifier.mapped_hazards`);
-- every element of the result has every contribution exactly once and is lowered exactly once (`verifier.symbolic`);
-- in a barrier, no rank ends before all ranks have come (`verifier.vector_clocks`);
+- every element of the result has every contribution exactly once, and is *lowered* (turned from the state of the
+  operation into the result, see `unisono/operations.py`) exactly once (`verifier.symbolic`);
+- in a barrier, no rank ends before all ranks have entered it (`verifier.vector_clocks`);
 - the cost is the declared one, and is not below what is possible (`verifier.lower_bounds`).
 
 Hazards and results are proved for separate INPUT and OUTPUT and, if `in_place` is declared, also for INPUT and OUTPUT

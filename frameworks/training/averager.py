@@ -6,13 +6,14 @@ A distributed optimizer has two parts. The `Trainable` of a framework knows its 
 hooks. The averager knows the rest of a training step:
 
 1. A hook says that backward has accumulated a gradient: `ready` passes it to the `GradientReducer`, in the form in
-   which it travels. If several backwards make one step, only the last of them passes it (`count`).
+   which it travels. With several backward passes in a step, only the last one passes it; `count` counts them.
 2. At the end of backward or in `step`, `reduce` passes the gradients that no hook has passed, and returns the averages
    that are due. With a lag these are the gradients of an earlier step, or none.
 3. `adopt` makes the averages the gradients of the parameters.
 
-The ranks gather the elements of sparse gradients instead of averaging them. Their buckets need to know that there is
-such a gradient: so a placeholder takes its place, and each rank gathers when the average of the placeholder is there.
+The ranks gather the elements of a sparse gradient instead of averaging them. All ranks must take part, also those that
+have no gradient for this parameter. So the averager passes the reducer a placeholder: a dense tensor with one dimension
+more than the parameter. A rank that gets an average of that form joins the gather.
 
 Frameworks that compute all gradients of a step at once call `averages` or `average_list` instead.
 """

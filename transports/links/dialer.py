@@ -416,9 +416,9 @@ class _Attempts:
 
     Attributes:
         is_urgent: whether a lost packet must not delay the connection by seconds.
-        count: how many have begun.
-        running: the connections of those that go on, the latest one last.
-        over: whether one has succeeded, or no other one is made.
+        count: the number of attempts that have begun.
+        running: the connections of attempts that have neither succeeded nor failed, the oldest first.
+        over: whether an attempt has succeeded, or the dialer has given up.
     """
 
     def __init__(
@@ -437,7 +437,7 @@ class _Attempts:
         self._route_until: Deadline | None = None
 
     def awaits_route(self, error: UnisonoError) -> bool:
-        """Return whether there is no route to the target, and has been none for some seconds at most."""
+        """Return whether `error` says that no route to the target exists, and the first such error is seconds old."""
         if getattr(error.__cause__, "errno", None) not in _NO_ROUTE:
             return False
         self._route_until = self._route_until or Deadline(_NO_ROUTE_S)

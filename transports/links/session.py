@@ -309,9 +309,9 @@ class Session:
         return list(first.values())
 
     def _watch_news(self, news: FileIO) -> None:
-        """Connect to the judges, and later to the ranks that take their places, and resume broken connections.
+        """Call `_on_news` now, and whenever the control links ring the eventfd `news`; in the loop's thread.
 
-        Called in the loop's thread.
+        `_on_news` connects this rank to the judges and to their successors, and resumes broken connections.
         """
         self.control.add_doorbell(news.fileno())
         self._listener.loop.watch(news.fileno(), self._on_news)

@@ -114,7 +114,8 @@ def _check(algorithm: Algorithm, places: Sequence[int], ranks: int) -> None:
     if min(places) < 0:
         raise UsageError(f"there is no place {min(places)}: places count from 0")
     if (max(places) + 1) * ranks > MOST_RANKS:
-        raise UsageError(f"place {max(places)} is too far: at most {MOST_RANKS // ranks} places can be simulated")
+        last = MOST_RANKS // ranks - 1
+        raise UsageError(f"there is no place {max(places)}: with {ranks} ranks at each, they count up to {last}")
     if len(set(places)) < len(places):
         twice = next(place for at, place in enumerate(places) if place in places[:at])
         raise UsageError(f"place {twice} occurs twice: a place has its ranks once")

@@ -8,7 +8,7 @@ need not be in step. If a group waits for a group of another lane, it goes into 
 segments and such waits, this is exactly the meaning of plans. With them, the result may be slower than that of
 `event_model.py`, never faster.
 
-A message is a rendezvous, as in proofs of plans: it starts at time t, when both ranks have started the round. On an
+A message is synchronous, as in proofs of plans: it starts at time t, when both ranks have started the round. On an
 eager topology, t is when its sender has. A rank sends its messages one after the other. Message i has been sent at t
 plus the work of i messages plus its part of the *transfer* of all of them. It arrives one latency later. The transfer
 of a single message takes the time of the link's step minus latency and work.

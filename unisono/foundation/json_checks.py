@@ -117,7 +117,7 @@ def _of_type(value: Any, types: type | tuple[type, ...], name: str) -> Any:
     if type(value) is int and not -(1 << 63) <= value < 1 << 64:
         raise ValueError(f"{name} is a number of more than 64 bits")
     if type(value) is float and not abs(value) <= _MOST_FLOAT:
-        raise ValueError(f"{name} is too large a number")
+        raise ValueError(f"{name} must be from {-_MOST_FLOAT:g} to {_MOST_FLOAT:g}")
     return value
 
 

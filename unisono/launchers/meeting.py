@@ -118,7 +118,10 @@ def current(name: str) -> Communicator:
     with _lock:
         world = _communicators.get(name)
     if world is None:
-        raise UsageError(f"this process has no communicator named {name!r}: open it by communicator() first")
+        raise UsageError(
+            f"this process has no communicator named {name!r}: the program that starts the ranks opens one by"
+            f" `communicator(…, name={name!r})` of unisono.launchers.ray or unisono.launchers.dask, and keeps it open"
+        )
     return world
 
 

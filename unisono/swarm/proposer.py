@@ -320,9 +320,9 @@ class Proposer:
     def _bring_up_to_date(
         self, candidate: View, staying: Sequence[Member], promises: Mapping[str, Promise]
     ) -> int | None:
-        """Let all staying members get the result that one of them has; return the number of the last call with one.
+        """Pass the newest result that a staying member has to all staying members.
 
-        None: that has failed.
+        Return the number of the call that had this result, or None if a member did not get it.
         """
         results = [promises[member.id].has_result for member in staying]
         last = max(results)

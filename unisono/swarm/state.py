@@ -78,13 +78,13 @@ class _Flat:
 
 
 class Manifest(NamedTuple):
-    """The facts about a state by which another member gets it.
+    """The numbers and hashes that a member needs to fetch a state from others, and to check it.
 
     Attributes:
-        revision: the number that the program has given it.
-        description: as of `trees.described`.
+        revision: the number that the program has given the state.
+        description: the structure of the state, as `trees.described` returns it.
         nbytes: the number of bytes of all arrays.
-        chunks: the hash of each chunk.
+        chunks: the hash of each chunk, in order.
     """
 
     revision: int

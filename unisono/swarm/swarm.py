@@ -346,7 +346,7 @@ class Swarm:
 
         Raises:
             UsageError: the state cannot be passed on, or an optimizer of Keras is not built.
-            MismatchError: the state of this member has other shapes or dtypes than that of the others, which go on
+            MismatchError: the shapes or dtypes of this member's state differ from those of the others, which go on
                 without it.
             PeerLostError: the others could not pass their state to this member.
             CorruptionError: the state of this member has drifted, and `on_drift` is "end".

@@ -43,10 +43,10 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, keeper: WorkKe
 
 
 def total_of(communicator: Communicator, parameter: Any) -> Any:
-    """Return the sum of the sparse gradients of a parameter, of which some ranks may have none. All ranks call it.
+    """Return the sum of all ranks' sparse gradients of one parameter. All ranks call it, also those without a gradient.
 
     Raises:
-        UsageError: the gradients of the ranks have other numbers of sparse dimensions.
+        UsageError: the ranks' gradients differ in their number of sparse dimensions.
     """
     gradient = parameter.grad
     own = None if gradient is None else gradient.detach().coalesce()
@@ -54,7 +54,8 @@ def total_of(communicator: Communicator, parameter: Any) -> Any:
     all_facts = communicator.allgather(facts)
     dimensions = int(all_facts[:, 1].max())
     if not np.isin(all_facts[:, 1], (0, dimensions)).all():
-        raise UsageError(f"sparse gradients must have one layout on all ranks; got {all_facts[:, 1].tolist()}")
+        numbers = all_facts[:, 1].tolist()
+        raise UsageError(f"sparse gradients must have equal numbers of sparse dimensions on all ranks; got {numbers}")
     if own is None:
         indices = torch.empty((dimensions, 0), dtype=torch.int64, device=parameter.device)
         values = parameter.new_empty((0, *parameter.shape[dimensions:]))

@@ -75,11 +75,11 @@ class MessageRun:
     """The run of a plan of messages.
 
     Args:
-        links: an executor of the ranks of the plan, whose messages are those of runs only.
+        links: the executor of the ranks of the plan. It carries no other messages than those of `MessageRun`.
         device, stream: where its copies and kernels run.
-        memory: memory for the run.
-        call: the call.
-        operands: the addresses of INPUT and OUTPUT on the device. No work on the device uses them meanwhile.
+        memory: lends the run its device memory and pinned memory.
+        call: the call, with its plan and extents.
+        operands: the device addresses of INPUT and OUTPUT. No other work of the device uses them until `run` returns.
     """
 
     def __init__(

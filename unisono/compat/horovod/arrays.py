@@ -50,7 +50,7 @@ def allreduce(
 def allgather(
     arrays: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """Return for each array the rows of all ranks, in the order of ranks, by one call. Ranks may have other numbers."""
+    """Return for each array the rows of all ranks, in the order of ranks, by one call. Their numbers may differ."""
     result: list[Array] = _made("allgather", _with_rows(arrays, "allgather"), list, name, process_set)
     return result
 

@@ -264,8 +264,9 @@ void Control::resolve_suspicions(Clock::time_point now) {
   if (failed()) suspicions_.clear();
 }
 
-// The farewell of a rank that raises an error carries the text of the error. The ranks that depend on this rank depart
-// later than it does. So the first farewell with a text names the cause.
+// Returns the failure that a suspicion has become: once the suspected rank has departed, or its time has passed. A rank
+// that departs without the text of an error is often only a consequence: it departs after the rank whose error has
+// ended its call. So if another rank has departed earlier with a text, that one is the lost rank.
 std::optional<Failure> Control::failure_of(const Suspicion& suspicion, Clock::time_point now) const {
   const auto index = static_cast<std::size_t>(suspicion.peer);
   if (!departures_[index] && now < suspicion.until) return std::nullopt;

@@ -61,8 +61,9 @@ struct ArenaReference {
 //! The data that a rank receives while it sends: nothing, data that it keeps unchanged, or data that it combines.
 enum class Incoming : std::uint8_t { none, kept, combined };
 
-//! A payload in one piece, at `data`, which stays unchanged until `flush` has returned true. `incoming` names the data
-//! that this rank, and presumably its receiver, receives meanwhile.
+//! A payload in one piece, at `data`, which stays unchanged until `flush` has returned true. `incoming` is the kind of
+//! data that this rank receives while it sends. Channels assume that the receiver of the payload receives the same
+//! kind.
 struct Whole {
   Whole(const std::byte* where = nullptr, Incoming meanwhile = Incoming::none) : data(where), incoming(meanwhile) {}
   const std::byte* data;

@@ -107,10 +107,10 @@ struct Work {
 class Program {
  public:
   Program() = default;
-  //! `extents` are those of INPUT and OUTPUT. A `shared` buffer cuts each extent evenly into as many parts as it has
-  //! blocks, and a block is its part of all extents. Otherwise blocks are cut from the extents one after the other.
-  //! Throws std::invalid_argument if the extents are too short, or if a step combines blocks of different lengths or
-  //! types.
+  //! `extents` are those of INPUT and OUTPUT. If `shared` is true for a buffer with n blocks, each extent is cut into n
+  //! nearly equal parts, and block k is part k of every extent. If it is false, the extents lie one after the other,
+  //! and the blocks are cut from that sequence. Throws std::invalid_argument if the extents are too short, or if a step
+  //! combines blocks of different lengths or types.
   Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<std::vector<Extent>, 2> extents,
           std::int64_t segments, std::array<bool, 2> shared = {});
 

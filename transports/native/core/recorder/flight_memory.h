@@ -11,10 +11,11 @@
 //!     communicators  256 slots of 256 bytes: the id and the ranks of a communicator, newer ones over the oldest
 //!     traffic        512 slots of 64 bytes: the counters of a channel (traffic_record.h)
 //!     records        a ring: call number n is in slot n modulo the number of slots
-//!     texts          a ring of texts. A record refers to a text by its place, which counts all bytes ever written
+//!     texts          a ring of texts. A record names a text by its *place*: the bytes that were written before it
 //!
-//! A rank never waits for a reader. A reader copies a record, and uses it if its number was the same before and after.
-//! A text is whole if at most as many bytes as the ring has were written since its place.
+//! A rank never waits for a reader. A reader copies a record, and uses the copy only if the record's number was the
+//! same before and after. A text at place p is whole while at most as many bytes as the ring has were written from p
+//! on, because later ones overwrite it.
 #pragma once
 
 #include <atomic>

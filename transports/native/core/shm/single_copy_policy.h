@@ -38,7 +38,8 @@ class SingleCopyPolicy {
   //! Shorter messages always go through slots. Second-level caches would hold all of a shorter message on both sides,
   //! so the next stores there would take longer than the single copy has saved. Nothing measures that.
   static constexpr std::size_t least_nbytes = 2 << 20;
-  //! Whether a message of `nbytes` may go by single copy; `incoming` names the data that the sender receives meanwhile.
+  //! Whether a message of `nbytes` may go by single copy; `incoming` is the kind of data that its sender receives while
+  //! it sends.
   static constexpr bool is_eligible(std::size_t nbytes, Incoming incoming) {
     return incoming != Incoming::none && nbytes >= least_nbytes;
   }

@@ -10,8 +10,9 @@ namespace unisono {
 namespace {
 
 constexpr int success = 0;
-// MPI has no descriptor that reports an event. So a thread that sleeps when a message ends notices the end only after
-// this time. Therefore a thread yields for about a millisecond before it sleeps.
+// MPI has no file descriptor that wakes a thread when a message ends. So a sleeping thread looks after each
+// `max_sleep_time`, and may notice the end that much later. To avoid this for short waits, a thread yields its core
+// `mpi_yields_before_sleep` times, which takes about a millisecond, before it sleeps.
 constexpr std::chrono::microseconds max_sleep_time{200};
 constexpr std::uint32_t mpi_yields_before_sleep = 1000;
 // At least the size of every MPI's MPI_Status.

@@ -5,10 +5,10 @@
 // Any rank that maps the part runs the operations itself, and the rank that owns it runs them for ranks that do not.
 // MPI-4.1 (chapter 12) demands that accumulates, fetches and swaps are atomic for each element, also with each other.
 // They all pass the gate of the part (`window_gate.h`). An accumulate of more than 8 elements without gaps closes it,
-// and runs a vector kernel on 64 KiB at a time. Every other one enters it, and changes an element by one
-// compare-and-swap of its size: it reads the element, combines it, and swaps. If another thread has changed it
-// meanwhile, it combines again. For example, a sum at 1,000 positions reads 64 elements, adds all of them by a vector
-// kernel, and swaps them one by one. `put` and `get` are plain copies, as in MPI: programs order them by epochs.
+// and runs a vector kernel on 64 KiB at a time. Every other one only enters it, and works on 64 elements at a time: it
+// reads them, combines all of them by a vector kernel, and stores each by one compare-and-swap. If a swap fails,
+// because another thread has changed the element, it combines that element again. For example, a sum at 1,000 positions
+// takes 16 such rounds. `put` and `get` are plain copies, as in MPI: programs order them by epochs.
 //
 // Positions come from peers, so each operation checks them before it touches memory.
 #pragma once
