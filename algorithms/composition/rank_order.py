@@ -76,7 +76,9 @@ def _renamed(plan: Plan, rank: int, root: int, order: tuple[int, ...]) -> Plan:
         and scratch.copies > 1
         and plan.partition(scratch.like).blocks == plan.size
     ):
-        raise UsageError(f"{plan.collective} {plan.algorithm} keeps several vectors of shares: it takes no other order")
+        raise UsageError(
+            f"{plan.collective} {plan.algorithm} keeps several vectors of shares, so its ranks cannot be reordered"
+        )
     if has_shares and scratch.block is not None:
         scratch = replace(scratch, block=order[scratch.block])
     return replace(
