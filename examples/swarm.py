@@ -36,12 +36,13 @@ def main() -> None:
     """Train as the command line asks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--place", default="tcp://127.0.0.1:29400", help="the address of the meeting place")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=3000, help="the number of steps, equal in all processes")
     parser.add_argument("--inner-steps", type=int, default=50, help="the steps between two averages of a parameter")
     parser.add_argument("--seconds", type=float, default=0.01, help="how long a step computes")
     parser.add_argument("--checkpoint", type=Path, help="a file to save, and from which to begin")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"this process enters the swarm at {options.place}", flush=True)
     try:
         with un.Swarm(options.place, serve=True, min_size=1) as swarm:
             train(swarm, options)
@@ -57,6 +58,9 @@ def train(swarm: un.Swarm, options: argparse.Namespace) -> None:
     rule = {"inner_steps": options.inner_steps, "fragments": 2, "compression": "int8"}
     with DiLoCo(swarm, model, state=saved, **rule) as outer:
         print(f"step {outer.steps}: this process begins", flush=True)
+        if outer.steps >= options.steps > 0:
+            print(f"the swarm has taken {options.steps} steps already: ask for more by --steps")
+            return
         while outer.steps < options.steps:
             x = chance.uniform(-1, 1, size=(BATCH, INPUTS)).astype(np.float32)
             losses.append(trained(model, x, np.sin(4 * x[:, :1]) * x[:, 1:]))

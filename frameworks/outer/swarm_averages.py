@@ -287,7 +287,7 @@ class SwarmAverages:
         for member, other in zip(last_call.contributors, notes, strict=True):
             members = self._swarm.members
             if other not in (most, _NONE) and member in members:
-                self._swarm.expel(members.index(member))
+                self._swarm.expel(members.index(member), may_return=True)
 
     @same_bits
     def _combine(self, index: int, weight: int) -> int:

@@ -536,7 +536,7 @@ def take_signature(data: bytes) -> None:
 
 # --- swarms and the measured network -------------------------------------------------------------------------------
 
-MEMBER = {"id": "0123456789abcdef", "name": "h:1", "host": "10.0.0.1", "port": 9}
+MEMBER = {"id": "0123456789abcdef", "name": "h:1", "host": "10.0.0.1", "port": 9, "certificate": "ab" * 32}
 BALLOT = {"number": 1, "proposer": MEMBER["id"]}
 VIEW = {
     "id": "v",
@@ -544,7 +544,7 @@ VIEW = {
     "base": "u",
     "next_call": 3,
     "members": [MEMBER, {**MEMBER, "id": "1" * 16}],
-    "barred": ["h:2"],
+    "barred": {"names": ["h:2"], "certificates": ["cd" * 32]},
 }
 PROMISE = {"is_given": True, "has_result": 2, "highest": BALLOT, "accepted": {"ballot": BALLOT, "view": VIEW}}
 MANIFEST = state.Manifest(3, described({"w": np.zeros(3), "n": 1})[0], 24, ("00",))._asdict()

@@ -352,6 +352,24 @@ def test_wrong_certificates_are_refused_with_the_reason(tmp_path: Path, case: st
         assert acceptor.delivered.empty()
 
 
+@pytest.mark.parametrize("end", ["dialer", "acceptor"])
+def test_a_rank_with_the_certificate_of_another_rank_is_refused_by_either_end(tmp_path: Path, end: str) -> None:
+    authority = Authority(tmp_path / "authority")
+    own = {name: authority.policy(name) for name in ("acceptor", "dialer", "other")}
+    certificates = [own[name].certificate for name in ("acceptor", "dialer")]
+    knowing = {name: authority.renewed_policy(name, certificates) for name in ("acceptor", "dialer")}
+    with contextlib.closing(Acceptor(knowing["acceptor"])) as acceptor:
+        assert_serves(acceptor, knowing["dialer"])
+    with contextlib.closing(Acceptor(own["other"] if end == "acceptor" else knowing["acceptor"])) as acceptor:
+        if end == "acceptor":
+            with pytest.raises(TransportUnavailableError, match="rank 0 presents another certificate than it has"):
+                connected(knowing["dialer"], acceptor.addresses)
+        else:  # it learns of the refusal by the end of the connection
+            with connected(own["other"], acceptor.addresses) as ours:
+                assert received(ours, 1) == b""
+            assert acceptor.delivered.empty()
+
+
 def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
     path = tmp_path / "none.pem"
     path.write_text("nothing")

@@ -193,6 +193,7 @@ class Connection:
                 self._tls = TlsHandshake(self._caller.tls, self.sock, handshake.secret, is_client=True)
             if not self._tls.advance():
                 return None
+            self._caller.tls.check(self._target.peer, self._tls.certificate)
             self.sock = self._tls.take_socket()
         prepare(self.sock)
         return handshake.agreed

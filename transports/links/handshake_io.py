@@ -211,6 +211,8 @@ class HandshakeServer:
             return
         try:
             is_complete = tls.advance()
+            if is_complete:
+                self._tls.check(hello.sender, tls.certificate)
         except HandshakeError as error:
             _log.warning("a connection could not be made: %s", error.message)
             self._drop(sock, error.message)

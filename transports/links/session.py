@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,7 @@ class Session:
         options: the settings of this rank. Another rank on this host may take `rendezvous_timeout_s` to answer, because
             it may have to wait for its core.
         ways: the ways to ranks that this one cannot dial; None if it dials all.
+        certificates: as of `TlsPolicy`.
 
     Attributes:
         recorder: the flight recorder of this rank.
@@ -120,7 +121,9 @@ class Session:
         network: the delays and rates between the hosts, if `meet` has measured them.
     """
 
-    def __init__(self, identity: RankIdentity, options: Options, ways: Ways | None = None) -> None:
+    def __init__(
+        self, identity: RankIdentity, options: Options, ways: Ways | None = None, certificates: Sequence[str] = ()
+    ) -> None:
         self.identity = identity
         self.latest_epoch = identity.epoch
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
@@ -152,7 +155,7 @@ class Session:
                 key, job, epoch, identity.rank, identity.size, identity.meeting, options.rendezvous_timeout_s
             )
             opened.callback(self._host_discovery.close)
-            tls = TlsPolicy.of(options)
+            tls = TlsPolicy.of(options, certificates)
             self._listener = Listener(
                 key=identity.key,
                 job=identity.job,

@@ -108,14 +108,14 @@ def store_of_process_group(rank: int, size: int) -> Any | None:
     return distributed.distributed_c10d._get_default_store()
 
 
-def host_and_port(url: str) -> tuple[str, int]:
-    """Return the host and the port in `url`; raises `UsageError` if either is missing."""
+def host_and_port(url: str, server: str = "store") -> tuple[str, int]:
+    """Return the host and the port in the `url` of a server; raises `UsageError` if either is missing."""
     host, _, port = url.partition("://")[2].partition("/")[0].rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16):
         raise UsageError(
-            f"the store {url!r} cannot be used: it must name a host and a port, such as tcp://127.0.0.1:29400"
+            f"the {server} {url!r} cannot be used: it must name a host and a port, such as tcp://127.0.0.1:29400"
         )
     return host, int(port)
 

@@ -17,6 +17,9 @@ Without certificates, the secret is the pre-shared key of TLS. The confirmations
 the secret of a value that TLS exports, and of the role of its sender. So they prove, also where certificates are used,
 that the two ends of TLS are the two ranks which have proved that they hold the key of the job.
 
+A certificate is named by the SHA-256 of its public key, in hex. So a certificate that was renewed for the same key has
+the same name.
+
 The native core goes on with the same TLS (transports/native/core/tcp/tls.h).
 """
 
@@ -24,12 +27,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import hmac
 import importlib
 import os
 import select
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from unisono.errors import TransportUnavailableError
@@ -59,28 +64,51 @@ class TlsPolicy:
     Args:
         mode: "on", "off" or "auto", as the option `tls`.
         certificate, key, authority: paths of PEM files, or empty texts for the key of the job.
+        certificates: the names of the certificates of the ranks, in their order; by default a rank may have any
+            certificate of the authority.
 
     Raises:
         TransportUnavailableError: OpenSSL or a certificate cannot be used.
     """
 
-    def __init__(self, mode: str = "off", certificate: str = "", key: str = "", authority: str = "") -> None:
+    def __init__(
+        self,
+        mode: str = "off",
+        certificate: str = "",
+        key: str = "",
+        authority: str = "",
+        certificates: Sequence[str] = (),
+    ) -> None:
         self._mode = mode
         self._files = (certificate, key, authority)
+        self._certificates = certificates
         self._lock = threading.Lock()
         self._context: Any = None
         if mode == "on":
             self.context()
 
     @classmethod
-    def of(cls, options: Options) -> TlsPolicy:
-        """Return the policy for the connections between ranks."""
-        return cls(options.tls, options.tls_certificate, options.tls_key, options.tls_authority)
+    def of(cls, options: Options, certificates: Sequence[str] = ()) -> TlsPolicy:
+        """Return the policy for the connections between ranks, which have these certificates."""
+        return cls(options.tls, options.tls_certificate, options.tls_key, options.tls_authority, certificates)
 
     @classmethod
     def offering(cls) -> TlsPolicy:
         """Return the policy of a server that lets each client choose."""
         return cls(_OFFERED)
+
+    @property
+    def certificate(self) -> str:
+        """The name of the certificate that this process presents on all connections; empty if there is none.
+
+        With "auto", connections in a private network present none.
+        """
+        return _name_of(self.context().public_key()) if self._mode == "on" and self._files[0] else ""
+
+    def check(self, rank: int, certificate: str) -> None:
+        """Raise HandshakeError if a rank presents another certificate than its own."""
+        if self.certificate and rank < len(self._certificates) and self._certificates[rank] != certificate:
+            raise HandshakeError(f"TLS failed: rank {rank} presents another certificate than it has")
 
     def features(self, sock: socket.socket) -> int:
         """Return the features `TLS` and `TLS_NEEDED` of the HELLO for a connected socket.
@@ -117,6 +145,9 @@ class TlsHandshake:
         secret: the secret of the connection, of 32 bytes.
         is_client: whether this end has dialled.
 
+    Attributes:
+        certificate: the name of the other end's certificate, once the handshake is complete; empty if it has none.
+
     Raises:
         HandshakeError: TLS cannot be used here.
         OSError: the connection has ended.
@@ -133,6 +164,7 @@ class TlsHandshake:
         self._error = _core.TlsError
         self._is_encrypted = False
         self._received = b""
+        self.certificate = ""
         try:
             self._tls = _core.Tls(policy.context(), sock.fileno(), is_client, secret)
         except (TransportUnavailableError, _core.TlsError) as error:
@@ -153,7 +185,7 @@ class TlsHandshake:
     def take_socket(self) -> TlsSocket:
         """Return the encrypted socket, which takes over the plain one's descriptor. Call it after the handshake."""
         _log.debug("a connection %s another process is encrypted by TLS", "to" if self._is_client else "from")
-        return closed_in_child(TlsSocket(self._sock, self._tls))
+        return closed_in_child(TlsSocket(self._sock, self._tls, self.certificate))
 
     def _advance(self) -> bool:
         if not self._is_encrypted:
@@ -171,6 +203,7 @@ class TlsHandshake:
             self._received += data
         if not hmac.compare_digest(self._received, self._confirmation(of_client=not self._is_client)):
             raise HandshakeError("the other end of TLS is not the rank that holds the key of this job")
+        self.certificate = _name_of(self._tls.public_key_of_peer())
         if not self._is_client:
             self._send_confirmation()
         return True
@@ -191,14 +224,18 @@ class TlsSocket(socket.socket):
 
     The descriptor never blocks. The timeout is that of the methods here. If `recv` returns fewer bytes than the caller
     asked for, the socket can be read when more arrive.
+
+    Attributes:
+        certificate: the name of the other end's certificate; empty if it has none.
     """
 
-    def __init__(self, sock: socket.socket, tls: Any) -> None:
+    def __init__(self, sock: socket.socket, tls: Any, certificate: str = "") -> None:
         timeout_s = sock.gettimeout()
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         super().setblocking(False)
         self._tls = tls
         self._timeout_s = timeout_s
+        self.certificate = certificate
 
     def settimeout(self, value: float | None) -> None:
         self._timeout_s = value
@@ -263,9 +300,18 @@ def connection_of(sock: socket.socket) -> Any:
     return sock.connection() if isinstance(sock, TlsSocket) else _core.Connection(sock.detach())
 
 
+def certificate_of(sock: socket.socket) -> str:
+    """Return the name of the certificate that the other end of a connection has presented; empty if it has none."""
+    return sock.certificate if isinstance(sock, TlsSocket) else ""
+
+
 def is_flushed(sock: socket.socket) -> bool:
     """Return whether the kernel has taken all bytes that were sent."""
     return not isinstance(sock, TlsSocket) or sock.is_flushed()
+
+
+def _name_of(public_key: bytes) -> str:
+    return hashlib.sha256(public_key).hexdigest() if public_key else ""
 
 
 def _context(certificate: str, key: str, authority: str) -> Any:

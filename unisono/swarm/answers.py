@@ -11,7 +11,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.foundation.json_checks import checked
 from unisono.swarm.communicators import close_quietly
 from unisono.swarm.membership import EXPELLED, Membership, in_background
-from unisono.swarm.views import ballot_of, member_of, view_fields, view_of
+from unisono.swarm.views import View, ballot_of, member_of, view_fields, view_of
 
 _MOST_CANDIDATES = 8
 
@@ -73,6 +73,8 @@ class Answers:
             self._require(candidate.base)
         if state.me.id not in candidate.ids:
             raise ValueError("this process is not in the candidate")
+        if self._has_barred(candidate):
+            raise ValueError("a process in the candidate is barred")
         limit = Deadline(min(request["limit_s"], state.settings.options.rendezvous_timeout_s))
         try:
             comm = state.met(candidate, proposer, request["store"], limit)
@@ -185,9 +187,9 @@ class Answers:
         state = self._state
         if request.get("for_good") is True:
             with state.changed:
-                id_ = checked(request, {"member": str})["member"]
-                members = () if state.view is None else state.view.members
-                state.barred |= {member.name for member in members if member.id == id_}
+                view, id_ = state.view, checked(request, {"member": str})["member"]
+                if view is not None:
+                    state.barred = state.barred.joined(view.bars_of(id_))
         return self._remove(request, state.expelled)
 
     def _on_barred(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -206,6 +208,13 @@ class Answers:
                 members.add(id_)
                 state.changed.notify_all()
         return {}
+
+    def _has_barred(self, candidate: View) -> bool:
+        """Return whether a process that may not enter is new in a candidate."""
+        state = self._state
+        with state.changed:
+            ids = None if state.view is None else state.view.ids
+            return ids is not None and any(state.barred.bar(new) for new in candidate.members if new.id not in ids)
 
     def _catch_up(self, request: dict[str, Any]) -> None:
         """Install the view on which a request is based, if this member has missed it."""

@@ -72,7 +72,9 @@ def meet(
     key, options = settings.key, settings.options
     rank, size, own_job = view.ids.index(me), len(view.members), job_of_view(settings.job, view)
     with contextlib.ExitStack() as opened:
-        session = Session(RankIdentity(key, own_job, 0, rank, size, 0, rank), options, routes.of(view.members))
+        certificates = [member.certificate for member in view.members]
+        identity = RankIdentity(key, own_job, 0, rank, size, 0, rank)
+        session = Session(identity, options, routes.of(view.members), certificates)
         opened.callback(session.close, _FAREWELL)
         routes.listen(session.addresses.tcp_port, session.take)
         rendezvous: Rendezvous = SingleRank()

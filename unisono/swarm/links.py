@@ -28,7 +28,7 @@ from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpos
 from unisono.transports.links.handshake_io import HandshakeServer
 from unisono.transports.links.link_messages import receive, send
 from unisono.transports.links.listener import Addresses
-from unisono.transports.tcp.tls import TlsPolicy
+from unisono.transports.tcp.tls import TlsPolicy, certificate_of
 
 _log = log.get("links")
 
@@ -56,6 +56,20 @@ class RefusedError(Exception):
     """The other process has answered a request with an error. The message is its text."""
 
 
+class BarredError(RefusedError):
+    """The other process answers no request of this one, whose certificate is barred."""
+
+
+class Guard(Protocol):
+    """Decides by certificates with which processes this one has to do. Several threads may use it."""
+
+    def bars(self, certificate: str) -> bool:
+        """Return whether a certificate is barred; a process without one presents the empty text."""
+
+    def note_bar(self) -> None:
+        """Note that another process has barred the certificate of this one."""
+
+
 class Service:
     """Answers the requests of processes of the job, each connection in a thread of its own, until `close`.
 
@@ -66,6 +80,7 @@ class Service:
         answer: called with each request and the bytes behind it. A ValueError becomes the reply ``{"error": text}``.
         stream: called with each stream (streams.py), which it then owns, in a thread of its own; by default there are
             none.
+        guard: says whose requests are refused; by default nobody's.
     """
 
     def __init__(
@@ -76,9 +91,11 @@ class Service:
         tls: TlsPolicy,
         answer: Answer,
         stream: Callable[[socket.socket], object] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._listening = listening
         self._answer = answer
+        self._guard = guard
         self._stream = stream
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
@@ -136,17 +153,21 @@ class Service:
         try:
             while not self._is_closed:
                 request, payload = _received(link, Deadline(LONGEST_WAIT_S))
-                try:
-                    reply, following = self._answer(request, payload)
-                except ValueError as error:
-                    reply, following = {"error": str(error)}, NOTHING
-                _send(link, reply, following)
+                _send(link, *self._reply(link, request, payload))
         except (OSError, ValueError, UnisonoError) as error:
             _log.debug("a connection of the swarm has ended: %s", error)
         finally:
             with self._lock:
                 self._links.discard(link)
             link.close()
+
+    def _reply(self, link: socket.socket, request: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        if self._guard is not None and self._guard.bars(certificate_of(link)):
+            return {"error": "the certificate of the asking process is barred", "is_barred": True}, NOTHING
+        try:
+            return self._answer(request, payload)
+        except ValueError as error:
+            return {"error": str(error)}, NOTHING
 
 
 class MemberWays(Protocol):
@@ -168,6 +189,7 @@ class Caller:
 
     Attributes:
         ways: the ways to members; None to dial all.
+        guard: says which members are asked nothing; None to ask all.
     """
 
     def __init__(self, key: bytes, job: bytes, tls: TlsPolicy) -> None:
@@ -176,6 +198,8 @@ class Caller:
         self._idle: defaultdict[Target, list[socket.socket]] = defaultdict(list)
         self._is_closed = False
         self.ways: MemberWays | None = None
+        self.guard: Guard | None = None
+        self._certificate = tls.certificate
         self._threads = ThreadPoolExecutor(_AT_ONCE, "unisono-swarm-ask")
 
     def ask(
@@ -190,12 +214,15 @@ class Caller:
             payload: bytes.
 
         Raises:
-            RefusedError: the other process refuses the request.
+            RefusedError: the other process refuses the request, or its certificate is barred.
+            BarredError: it refuses the request because the certificate of this process is barred.
             OSError: it does not answer in time (TimeoutError), nobody listens there (ConnectionRefusedError), or the
-                connection has ended.
+                connection has ended. A member presents another certificate than it registered with.
             TransportUnavailableError: it has another key, another job or another wire version.
         """
-        deadline = Deadline(timeout_s)
+        deadline, guard = Deadline(timeout_s), self.guard
+        if guard is not None and isinstance(target, Member) and guard.bars(target.certificate):
+            raise RefusedError(f"the certificate of {target.name} is barred")
         link = self._taken(target)
         is_fresh = link is None
         link = link or self._connected(target, deadline)
@@ -211,6 +238,10 @@ class Caller:
             link.close()
             raise
         self._give_back(target, link)
+        if reply.get("is_barred") is True:
+            if guard is not None:
+                guard.note_bar()
+            raise BarredError(str(reply.get("error", "")))
         if "error" in reply:
             raise RefusedError(str(reply["error"]))
         return reply, following
@@ -260,13 +291,19 @@ class Caller:
         ways = self.ways
         link = None if ways is None else ways.connect(target, target.port, deadline.remaining_s())
         try:
-            return self._dialled(target.host, target.port, link, deadline)
+            return self._checked(target, self._dialled(target.host, target.port, link, deadline))
         except ConnectionRefusedError:
             raise
         except OSError:
             if ways is not None:
                 ways.forget(target)
             raise
+
+    def _checked(self, member: Member, link: socket.socket) -> socket.socket:
+        if self._certificate and certificate_of(link) != member.certificate:
+            link.close()
+            raise ConnectionAbortedError(f"{member.name} presents another certificate than it registered with")
+        return link
 
     def _dialled(self, host: str, port: int, link: socket.socket | None, deadline: Deadline) -> socket.socket:
         service = dialer.Target(NO_RANK, Addresses("", "", host, port, 0), False, Purpose.SWARM)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _log = log.get("rendezvous")
 
+_SERVER = "meeting place"
 # A process that does not register for this many of its heartbeats is forgotten.
 _FORGOTTEN = 3.0
 # A place that was started anew waits for members for this many heartbeats.
@@ -99,7 +100,7 @@ class MeetingPlace:
     def __init__(self, url: str, key: bytes | None = None) -> None:
         key = checked_key(key)
         job = job_of_key(key)
-        host, port = host_and_port(url)
+        host, port = host_and_port(url, _SERVER)
         listening = _listen(serving_host(url, has_key=True), port, url)
         self.url = f"tcp://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         self._began = time.monotonic()
@@ -173,7 +174,7 @@ class Places:
     def __init__(self, urls: Sequence[str], caller: Caller, *, serves: bool, key: bytes) -> None:
         if not urls:
             raise UsageError("a swarm needs the address of a meeting place, such as tcp://host.example:29400")
-        self._addresses = [host_and_port(url) for url in urls]
+        self._addresses = [host_and_port(url, _SERVER) for url in urls]
         self.urls = tuple(urls)
         self._caller = caller
         self._serves, self._key = serves, key

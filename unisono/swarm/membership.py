@@ -53,7 +53,7 @@ from unisono.swarm.pace import Pace
 from unisono.swarm.peers import Peers
 from unisono.swarm.routes import Routes
 from unisono.swarm.settings import Settings
-from unisono.swarm.views import Member, View, new_id, view_fields, view_of
+from unisono.swarm.views import NO_BARS, Bars, Member, View, new_id, view_fields, view_of
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
@@ -73,6 +73,7 @@ class Membership:
         caller: makes requests to other members.
         routes: the ways to other members.
         settings: the arguments of the swarm.
+        barred: the processes that may not enter.
 
     Attributes:
         changed: the lock, and the condition that is notified of every change.
@@ -84,7 +85,7 @@ class Membership:
         has_lost_quorum: whether the last call has raised `QuorumLostError`.
         obstacle: why this process could not meet the others the last time; empty if it could.
         leaving, expelled, slow: the ids of members that leave, must leave, or are left behind because they are slow.
-        barred: the names of processes that may not enter again.
+        barred: the processes that may not enter again.
         suspects: the ids of members that calls of members have named as lost.
         has_result: the number of the last call of which this member has the result.
         uses_state: whether the program has called `Swarm.state`. Then newcomers enter only after a call of it.
@@ -97,7 +98,7 @@ class Membership:
         switch: the id of the candidate that it passes in the second phase of its calls.
     """
 
-    def __init__(self, me: Member, caller: Caller, routes: Routes, settings: Settings) -> None:
+    def __init__(self, me: Member, caller: Caller, routes: Routes, settings: Settings, barred: Bars = NO_BARS) -> None:
         self.me = me
         self.caller = caller
         self.routes = routes
@@ -112,7 +113,7 @@ class Membership:
         self.leaving: set[str] = set()
         self.expelled: set[str] = set()
         self.slow: set[str] = set()
-        self.barred: set[str] = set()
+        self.barred = barred
         self.suspects: set[str] = set()
         self.has_result = 0
         self.uses_state = False
@@ -126,6 +127,7 @@ class Membership:
         self.has_lost_quorum = False
         self.obstacle = ""
         self.pace = Pace()
+        caller.guard = self
         self.peers = Peers(caller, self.heartbeat_s, self.question, self._on_pong, self._notify)
 
     def check(self) -> None:
@@ -166,7 +168,7 @@ class Membership:
 
     def found(self) -> None:
         """Make the first view, of this process alone."""
-        view = View(new_id(), 1, "", 1, (self.me,))
+        view = View(new_id(), 1, "", 1, (self.me,), self.barred)
         comm = self.met(view, self.me, "", Deadline(self.heartbeat_s))
         with self.changed:
             self.candidates[view.id] = view, comm
@@ -198,7 +200,7 @@ class Membership:
             self.leaving &= set(view.ids)
             self.expelled &= set(view.ids)
             self.suspects &= set(view.ids)
-            self.barred |= set(view.barred)
+            self.barred = self.barred.joined(view.barred)
             self.slow.clear()
             self.peers.follow(member for member in view.members if member.id != self.me.id)
             self.changed.notify_all()
@@ -221,11 +223,28 @@ class Membership:
 
     def close(self) -> None:
         """Leave the view and close its communicators. Later calls raise `LeftBehindError`."""
+        self._end(LEFT)
+        self.peers.follow(())
+
+    def _end(self, why: str) -> None:
         with self.changed:
-            self.gone = self.gone or LEFT
+            self.gone = self.gone or why
             self._end_view()
             self.changed.notify_all()
-        self.peers.follow(())
+
+    # The bars by certificate, as `Guard` names them.
+
+    def bars(self, certificate: str) -> bool:
+        """Return whether this process neither asks nor answers one with a certificate: none of its members."""
+        with self.changed:
+            members = () if self.view is None else self.view.members
+            return certificate in self.barred.certificates and all(
+                member.certificate != certificate for member in members
+            )
+
+    def note_bar(self) -> None:
+        """End the membership of this process, because its certificate is barred."""
+        self._end(EXPELLED)
 
     # Messages to other members.
 

@@ -22,7 +22,7 @@ from unisono.swarm.answers import Answers
 from unisono.swarm.communicators import serve_store
 from unisono.swarm.links import RefusedError
 from unisono.swarm.membership import Membership
-from unisono.swarm.views import MOST_BARRED, Ballot, Member, View, ballot_of, new_id, view_fields, view_of
+from unisono.swarm.views import Ballot, Member, View, ballot_of, new_id, view_fields, view_of
 from unisono.transports.rendezvous import host_and_port
 
 _log = log.get("rendezvous")
@@ -78,7 +78,7 @@ class Proposer:
     def offer(self, waiting: Sequence[Member]) -> None:
         """Note the processes that wait to enter."""
         with self._state.changed:
-            barred = [joiner for joiner in waiting if joiner.name in self._state.barred]
+            barred = [joiner for joiner in waiting if self._state.barred.bar(joiner)]
             self._waiting = tuple(joiner for joiner in waiting if joiner not in barred)
             self._state.changed.notify_all()
         self._state.tell(barred, {"do": "barred"})
@@ -184,8 +184,7 @@ class Proposer:
         joiners = () if need.is_urgent else self._answering(need.joiners)
         if not (need.is_urgent or joiners):
             return False
-        barred = tuple(sorted(self._state.barred)[:MOST_BARRED])
-        candidate = View(new_id(), view.number + 1, view.id, 0, need.staying + joiners, barred)
+        candidate = View(new_id(), view.number + 1, view.id, 0, need.staying + joiners, self._state.barred)
         if not self._meet(view, candidate, need.staying):
             self._drop(candidate)
             return False

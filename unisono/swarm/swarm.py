@@ -23,7 +23,7 @@ from unisono.swarm.routes import Way
 from unisono.swarm.settings import settings_of
 from unisono.swarm.sharing import Asked
 from unisono.swarm.state import checked_revision
-from unisono.swarm.views import Member, View
+from unisono.swarm.views import MOST_BARRED, NO_BARS, Member, View
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.tcp.tls import TlsPolicy
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from unisono.tuning.machine.network_map import NetworkMap
 
 Arrays = TypeVar("Arrays")
+
+_log = log.get("rendezvous")
 
 _DESCRIPTORS = 1024
 
@@ -200,6 +202,8 @@ class Swarm:
         After a lost quorum, this process gives its place among the members up. It enters the swarm that goes on without
         it, as soon as it can reach it. If none goes on, the processes that enter found a new one, once as many as the
         quorum are there: at least `min_size`, or else a majority of the members before. Their newest state counts.
+        Until then, new processes at the same meeting place wait too, for `rendezvous_timeout_s` of this one at most.
+        The same holds for a process that was left behind, because the others may go on where it cannot reach them.
 
         Raises:
             RendezvousError: the members have not admitted it in time, or refuse it. The call may be made again.
@@ -211,10 +215,10 @@ class Swarm:
             state = self._entry.membership
             if not state.gone and not state.has_lost_quorum:
                 raise UsageError("this process is a member already")
-            if state.has_lost_quorum:
-                self._found_with = max(self._found_with, state.quorum())
+            self._found_with = max(self._found_with, state.quorum())
             self._entry.withdraw()
-        self._entry = entry = Entry(self._settings, self._caller, self._places, self._found_with)
+        barred = NO_BARS if self._entry is None else self._entry.membership.barred
+        self._entry = entry = Entry(self._settings, self._caller, self._places, self._found_with, barred)
         try:
             entry.await_admission()
         except BaseException:
@@ -367,21 +371,35 @@ class Swarm:
                 if limit.has_passed():
                     raise
 
-    def expel(self, rank: int) -> None:
+    def expel(self, rank: int, *, may_return: bool = False) -> None:
         """Let the members go on without the member `rank`, which raises `LeftBehindError` in its next call.
 
-        It returns at once. No process of the same name may enter again, as long as the swarm lives. A hostile process
-        that holds the key can take another name: to keep it out, begin anew with another key.
+        It returns at once. No process of the same name may enter again, as long as the swarm lives, and none that
+        presents the member's certificate, or one that was renewed for the same public key. If other members present
+        it too, only the name is barred. Without certificates, a process that holds the key can take another name: to
+        keep it out, begin anew with another key.
+
+        Args:
+            rank: the member.
+            may_return: whether nothing is barred, so that the process may enter again as a new member.
 
         Raises:
-            UsageError: there is no such rank, or it is this one.
+            UsageError: there is no such rank, it is this one, or as many processes are barred as may be.
         """
         state, members = self._membership(), self.members
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < len(members):
             raise UsageError(f"rank must be one of the {len(members)} members; got {rank!r}")
         if members[rank].id == state.me.id:
             raise UsageError("a member does not expel itself: call close()")
-        self._entered().announce({"do": "expel", "member": members[rank].id, "for_good": True})
+        if not may_return:
+            self._check_bar(members[rank], members)
+        self._entered().announce({"do": "expel", "member": members[rank].id, "for_good": not may_return})
+
+    def _check_bar(self, barred: Member, members: Sequence[Member]) -> None:
+        if len(self._membership().barred.names) >= MOST_BARRED:
+            raise UsageError(f"a swarm bars {MOST_BARRED} processes at most: begin anew with another key")
+        if sum(member.certificate == barred.certificate != "" for member in members) > 1:
+            _log.warning("other members have the certificate of %s too, so only its name is barred", barred.name)
 
     def close(self) -> None:
         """Leave the swarm. The others go on at once; a call of theirs in progress is repeated without this member."""

@@ -25,6 +25,8 @@ struct PythonTlsContext {
   std::shared_ptr<const TlsContext> shared;
 };
 
+nb::bytes bytes_of(const std::vector<std::byte>& data) { return nb::bytes(data.data(), data.size()); }
+
 // A TLS that Python uses until a connection takes it over.
 class PythonTls {
  public:
@@ -41,6 +43,8 @@ class PythonTls {
     const Tls::Secret secret = tls().exported();
     return nb::bytes(secret.data(), secret.size());
   }
+
+  nb::bytes public_key_of_peer() const { return bytes_of(tls().public_key_of_peer()); }
 
   // None if nothing has arrived.
   nb::object receive(std::size_t nbytes) {
@@ -88,12 +92,14 @@ void bind_tls(nb::module_& module) {
             const TlsFiles files{std::move(certificate), std::move(key), std::move(authority)};
             new (place) PythonTlsContext{std::make_shared<const TlsContext>(files)};
           },
-          nb::arg("certificate") = "", nb::arg("key") = "", nb::arg("authority") = "");
+          nb::arg("certificate") = "", nb::arg("key") = "", nb::arg("authority") = "")
+      .def("public_key", [](const PythonTlsContext& context) { return bytes_of(context.shared->public_key()); });
   nb::class_<PythonTls>(module, "Tls")
       .def(nb::init<const PythonTlsContext&, int, bool, const nb::bytes&>(), nb::arg("context"), nb::arg("socket"),
            nb::arg("is_client"), nb::arg("secret"))
       .def("handshake", &PythonTls::handshake)
       .def("exported", &PythonTls::exported)
+      .def("public_key_of_peer", &PythonTls::public_key_of_peer)
       .def("receive", &PythonTls::receive, nb::arg("nbytes"))
       .def("send", &PythonTls::send, nb::arg("data"))
       .def("flush", &PythonTls::flush);

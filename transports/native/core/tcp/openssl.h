@@ -23,6 +23,8 @@ struct Session;     // SSL_SESSION
 struct Cipher;      // SSL_CIPHER
 struct Bio;         // BIO
 struct BioMethod;   // BIO_METHOD
+struct X509;        // X509
+struct PublicKey;   // X509_PUBKEY
 
 using UseSession = int (*)(Connection*, const void* hash, const unsigned char** identity, std::size_t*, Session**);
 using FindSession = int (*)(Connection*, const unsigned char* identity, std::size_t, Session**);
@@ -51,6 +53,8 @@ inline constexpr int bio_flags_retry = 0x0f;
   FUNCTION(ERR_get_error, unsigned long, ())                                                \
   FUNCTION(ERR_reason_error_string, const char*, (unsigned long))                           \
   FUNCTION(X509_verify_cert_error_string, const char*, (long))                              \
+  FUNCTION(X509_get_X509_PUBKEY, PublicKey*, (const X509*))                                 \
+  FUNCTION(i2d_X509_PUBKEY, int, (const PublicKey*, unsigned char**))                       \
   FUNCTION(BIO_get_new_index, int, ())                                                      \
   FUNCTION(BIO_meth_new, BioMethod*, (int, const char*))                                    \
   FUNCTION(BIO_meth_set_read, int, (BioMethod*, int (*)(Bio*, char*, int)))                 \
@@ -75,6 +79,7 @@ inline constexpr int bio_flags_retry = 0x0f;
   FUNCTION(SSL_CTX_use_certificate_chain_file, int, (Context*, const char*))                \
   FUNCTION(SSL_CTX_use_PrivateKey_file, int, (Context*, const char*, int))                  \
   FUNCTION(SSL_CTX_load_verify_locations, int, (Context*, const char*, const char*))        \
+  FUNCTION(SSL_CTX_get0_certificate, X509*, (const Context*))                               \
   FUNCTION(SSL_CIPHER_find, const Cipher*, (Connection*, const unsigned char*))             \
   FUNCTION(SSL_SESSION_new, Session*, ())                                                   \
   FUNCTION(SSL_SESSION_set1_master_key, int, (Session*, const unsigned char*, std::size_t)) \
@@ -94,6 +99,7 @@ inline constexpr int bio_flags_retry = 0x0f;
   FUNCTION(SSL_do_handshake, int, (Connection*))                                            \
   FUNCTION(SSL_session_reused, int, (const Connection*))                                    \
   FUNCTION(SSL_get_verify_result, long, (const Connection*))                                \
+  FUNCTION(SSL_get0_peer_certificate, X509*, (const Connection*))                           \
   FUNCTION(SSL_get_error, int, (const Connection*, int))                                    \
   FUNCTION(SSL_read_ex, int, (Connection*, void*, std::size_t, std::size_t*))               \
   FUNCTION(SSL_write_ex, int, (Connection*, const void*, std::size_t, std::size_t*))        \

@@ -30,6 +30,17 @@ bool is_passing(int error) { return error == EAGAIN || error == EWOULDBLOCK || e
 // A key file with a password must not ask for it at the terminal.
 int no_password(char*, int, int, void*) { return -1; }
 
+std::vector<std::byte> public_key_of(const openssl::Library& ssl, const openssl::X509* certificate) {
+  if (certificate == nullptr) return {};
+  const openssl::PublicKey* key = ssl.X509_get_X509_PUBKEY(certificate);
+  const int nbytes = ssl.i2d_X509_PUBKEY(key, nullptr);
+  if (nbytes <= 0) throw TlsError(std::string("the public key of a certificate cannot be read: ") + ssl.take_error());
+  std::vector<std::byte> der(static_cast<std::size_t>(nbytes));
+  auto* place = reinterpret_cast<unsigned char*>(der.data());
+  ssl.i2d_X509_PUBKEY(key, &place);
+  return der;
+}
+
 }  // namespace
 
 TlsContext::TlsContext(const TlsFiles& files, std::uint64_t records)
@@ -68,6 +79,10 @@ void TlsContext::use(const TlsFiles& files) {
   check(ssl_.SSL_CTX_use_PrivateKey_file(context_, files.key.c_str(), openssl::file_is_pem), "the key", files.key);
   check(ssl_.SSL_CTX_load_verify_locations(context_, files.authority.c_str(), nullptr), "the authority",
         files.authority);
+}
+
+std::vector<std::byte> TlsContext::public_key() const {
+  return has_certificates_ ? public_key_of(ssl_, ssl_.SSL_CTX_get0_certificate(context_)) : std::vector<std::byte>();
 }
 
 Tls::Tls(std::shared_ptr<const TlsContext> context, int socket, Side side, const Secret& secret)
@@ -127,6 +142,10 @@ Tls::Secret Tls::exported() const {
                                       label_of_export.data(), label_of_export.size(), nullptr, 0, 0) != 1)
     throw TlsError(std::string("OpenSSL exports no secret: ") + ssl_.take_error());
   return secret;
+}
+
+std::vector<std::byte> Tls::public_key_of_peer() const {
+  return public_key_of(ssl_, ssl_.SSL_get0_peer_certificate(connection_));
 }
 
 ssize_t Tls::send(const std::byte* data, std::size_t nbytes) {

@@ -49,6 +49,9 @@ class TlsContext {
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
 
+  //! Returns the public key of this rank's certificate in DER (SubjectPublicKeyInfo of RFC 5280); empty without one.
+  std::vector<std::byte> public_key() const;
+
  private:
   friend class Tls;
   void use(const TlsFiles& files);
@@ -79,6 +82,8 @@ class Tls {
   bool handshake();
   //! Returns a secret of this TLS connection that both ends know and nobody between them does (RFC 8446, 7.5).
   Secret exported() const;
+  //! Returns the public key of the other end's certificate, as `TlsContext::public_key`. Call it after the handshake.
+  std::vector<std::byte> public_key_of_peer() const;
 
   //! Encrypts and sends up to `nbytes`, and returns how many it took. Like ::send, it returns -1 and sets errno on
   //! failure, and EAGAIN if it can take none now.
