@@ -358,9 +358,9 @@ def test_a_rank_with_the_certificate_of_another_rank_is_refused_by_either_end(tm
     own = {name: authority.policy(name) for name in ("acceptor", "dialer", "other")}
     certificates = [own[name].certificate for name in ("acceptor", "dialer")]
     knowing = {name: authority.renewed_policy(name, certificates) for name in ("acceptor", "dialer")}
-    with contextlib.closing(Acceptor(knowing["acceptor"])) as acceptor:
+    with contextlib.closing(RecordingListener(knowing["acceptor"])) as acceptor:
         assert_serves(acceptor, knowing["dialer"])
-    with contextlib.closing(Acceptor(own["other"] if end == "acceptor" else knowing["acceptor"])) as acceptor:
+    with contextlib.closing(RecordingListener(own["other"] if end == "acceptor" else knowing["acceptor"])) as acceptor:
         if end == "acceptor":
             with pytest.raises(TransportUnavailableError, match="rank 0 presents another certificate than it has"):
                 connected(knowing["dialer"], acceptor.addresses)
