@@ -512,6 +512,8 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
 
     def _close(self) -> None:
         try:
+            if self._checker.trials is not None and self.rank == 0:
+                self._checker.trials.write(self._options.tune)
             if self._options.stats:
                 self._report_statistics(self._options.stats)
             self._refuse("this communicator is closed: call unisono.init() for a new one")

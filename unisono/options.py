@@ -158,6 +158,8 @@ class Options:
         algorithm: the name of an algorithm to use in every collective that has an algorithm of this name. Or a choice
             by collective and size, as "allreduce:0-8K=recursive_doubling;8K-=ring". With "auto" the tuner chooses.
         table: the path of a decision table of `unisono tune` for the tuner; "" for none.
+        tune: the path of a decision table that rank 0 writes when the job ends. Some calls of the job try other
+            algorithms, at a cost of at most 2 % of the time of its calls; "" for none.
         load: Python files that register algorithms (`unisono.algorithm`) and schedules of other programs (`.xml`,
             `.json`), separated by ":". `init` loads each of them once in a process, before the rendezvous. All ranks
             must load the same files.
@@ -207,6 +209,7 @@ class Options:
     transports: str | tuple[str, ...] = "auto"
     algorithm: str = "auto"
     table: str = ""
+    tune: str = ""
     load: str = ""
     segment_nbytes: int = 0
     bind_address: str = "127.0.0.1"
@@ -371,6 +374,7 @@ FIELDS: dict[str, Field] = {
     "transports": Field(str, parse_transports),
     "algorithm": Field(str, _text),
     "table": Field(str, _path_or_none),
+    "tune": Field(str, _path_or_none),
     "load": Field(str, _path_or_none),
     "segment_nbytes": Field(parse_nbytes, _integer(0, _MOST_INTEGER, "a number of bytes, such as 65536")),
     "bind_address": Field(str, _text),

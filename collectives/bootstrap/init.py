@@ -177,8 +177,8 @@ def init(
     Args:
         options: settings. Each one that the program does not pass comes from its ``UNISONO_*`` variable, such as
             ``UNISONO_TIMEOUT_S``, or else from its default. All ranks use rank 0's `transports`,
-            `algorithm`, `table`, `segment_nbytes`, `tcp_streams`, `tcp_checksum` and `verify_results`. A rank whose own
-            values differ logs a warning. If the option `tls` differs, all ranks raise an error.
+            `algorithm`, `table`, `tune`, `segment_nbytes`, `tcp_streams`, `tcp_checksum` and `verify_results`. A rank
+            whose own values differ logs a warning. If the option `tls` differs, all ranks raise an error.
         store: the place where the ranks meet: ``tcp://host:port`` (served by rank 0), ``file:///directory``, or a store
             of torch.distributed. Only the ranks of this job may use a torch store under its prefix, because it passes
             them the key of the job.
@@ -421,6 +421,8 @@ def join_world(
         identity.epoch,
         tuple(member.launch_rank for member in roster.members),
     )
+    if agreed.tune and world.size > 1:
+        world._try_algorithms()
     job.belong_to(world, executor)
     return world
 

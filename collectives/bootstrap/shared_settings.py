@@ -27,7 +27,7 @@ _log = log.get()
 _NO_CALIBRATION = "no calibration of this machine: algorithms are chosen by defaults; `unisono calibrate` measures it"
 
 # The options that all ranks take from rank 0, because they must choose the same algorithms and treat links alike.
-SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum", "verify_results")
+SHARED_OPTIONS = ("transports", "algorithm", "tune", "segment_nbytes", "tcp_streams", "tcp_checksum", "verify_results")
 # `Options` checks the values of options.
 _SHAPE = {
     **dict.fromkeys(SHARED_OPTIONS, (str, int, float, bool)),
@@ -61,15 +61,28 @@ def collect(options: Options, rank: int) -> dict[str, Any]:
                 f"verify_results is not possible with transports={options.third_party!r}, whose communicators cannot "
                 "be used by several threads: use shm, tcp, ucx or mpi"
             )
-        settings["table"], settings["table_hash"] = _text_of_table(options.table), _hash_of(options.table)
+        if options.tune:
+            _check_tune(options)
+        settings["table_hash"] = _hash_of(options.table)
         settings |= _of_this_machine(has_table=bool(options.table))
-        if options.table and not _is_of(settings["table"], settings["machine"]):
-            _log.warning(
-                "the table %s is of another machine: run `unisono tune` to make one of this machine", options.table
-            )
+        settings["table"] = _text_of_table(options.table, settings["machine"])
     except UsageError as error:
         settings["refusal"] = str(error)
     return settings
+
+
+def _check_tune(options: Options) -> None:
+    """Raise UsageError if the calls of this job cannot be tuned, or the table could not be written."""
+    from pathlib import Path
+
+    from unisono.tuning.measure.table_files import check_writable
+
+    if options.verify_results:
+        raise UsageError(f"{options.source_of('tune')} times calls, and verify_results makes them longer: set only one")
+    try:
+        check_writable(Path(options.tune))
+    except UsageError as error:
+        raise UsageError(f"{options.source_of('tune')}: {error.message}") from None
 
 
 def apply(settings: Mapping[str, Any]) -> TunerState:
@@ -139,31 +152,25 @@ def _hash_of(path: str) -> str:
         return ""
 
 
-def _text_of_table(path: str) -> str:
-    """Return the text of a table, without spaces and without the parts that this version ignores.
+def _text_of_table(path: str, machine: str) -> str:
+    """Return the text of the part of a table that was measured on a machine, without spaces; empty if none was.
 
-    Reading the table logs its unusable parts. So they are logged on rank 0 only.
+    It lacks the parts that this version ignores. Reading the table logs these, so they are logged on rank 0 only.
 
     Raises:
         UsageError: the table cannot be used.
     """
     if not path:
         return ""
-    from unisono.tuning.decide.table import from_text, to_json
+    from pathlib import Path
 
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the table {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    short = json.dumps(to_json(from_text(text, path)), separators=(",", ":"))
+    from unisono.tuning.decide.table import loaded, to_json
+
+    table = loaded(Path(path)).of(machine, path)
+    short = json.dumps(to_json(table), separators=(",", ":")) if table else ""
     if len(short) > _MOST_NBYTES:
         raise UsageError(f"the table {path} has {len(short)} bytes, and ranks take at most {_MOST_NBYTES}: split it up")
     return short
-
-
-def _is_of(text: str, machine: str) -> bool:
-    return any(decision["machine"] == machine for decision in json.loads(text)["decisions"])
 
 
 def _of_this_machine(*, has_table: bool) -> dict[str, str]:

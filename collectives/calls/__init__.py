@@ -21,6 +21,7 @@
 - `programs.py`: registers calls that compiled programs make without Python.
 - `serial_queue.py`: runs functions one after the other.
 - `verification.py`: compares the results of the ranks, if the option `verify_results` asks for it.
+- `job_trials.py`: tries algorithms in the calls of a job, if the option `tune` asks for it.
 - `taken_message.py`: messages that a probe has taken.
 - `message_handoff.py`: the operands that `send` and `recv` hand to an executor.
 - `statistics.py`: the counters that `Communicator.stats` returns.

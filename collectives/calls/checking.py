@@ -30,6 +30,7 @@ from unisono.transports.contracts.call import Call
 from unisono.transports.contracts.executor import Executor
 
 if TYPE_CHECKING:
+    from unisono.collectives.calls.job_trials import JobTrials
     from unisono.collectives.calls.verification import Verifier
     from unisono.collectives.custom_ops.reducer import Reducer
 
@@ -40,6 +41,7 @@ class CallChecker:
     Attributes:
         verifier: compares the results of the ranks; None unless the option `verify_results` asks for it.
         reducer_if_any: the reducer for custom ops; None before the first call that needs it.
+        trials: tries algorithms in the calls; None unless the option `tune` asks for it.
 
     Args:
         executor, planner, works, devices, options: those of the communicator.
@@ -52,6 +54,7 @@ class CallChecker:
         self._binder = Binder(executor.rank, executor.size)
         self.reducer_if_any: Reducer | None = None
         self.verifier: Verifier | None = None
+        self.trials: JobTrials | None = None
         if options.verify_results and executor.size > 1:
             from unisono.collectives.calls.verification import Verifier
 
@@ -113,7 +116,8 @@ class CallChecker:
 
     def _host_call(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> ExecutableCall:
         specs = [array.spec for array in arrays]
-        return self._verified(HostCall(self._executor, self._works, self._planned(specs, arrays, gathered)))
+        call = HostCall(self._executor, self._works, self._planned(specs, arrays, gathered))
+        return self._verified(call) if self.trials is None else self.trials.tried(call)
 
     def _device_call(
         self, singles: Sequence[CallArguments], gathered: type[Any] | None, check_usable: Callable[[], None]

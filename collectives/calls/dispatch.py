@@ -84,6 +84,13 @@ class Dispatcher:
         """The decision table and the calibration by which the tuner chooses; rank 0 has read them for all ranks."""
         return self._planner.tuner_state
 
+    def _try_algorithms(self) -> None:
+        """Let some calls try other algorithms. All ranks do so before their first call."""
+        from unisono.collectives.calls.job_trials import JobTrials
+
+        self._checker.trials = JobTrials(self._executor, self._planner, self._works, self._cache)
+        self._cache = self._checker.trials.cache
+
     def _follow(self, tuner_state: TunerState) -> None:
         """Plan later calls by another state of the tuner. All ranks do so between the same two calls."""
         self._planner.follow(tuner_state)

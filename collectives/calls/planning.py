@@ -266,7 +266,7 @@ class CallPlanner:
 
     def predicted_s(self, spec: CallSpec) -> float:
         """Return the predicted seconds of a call; 0 if the options force an algorithm of unknown cost."""
-        return self._choice((spec,), []).predicted_s or 0.0
+        return self._choice(self._question_of((spec,), ())).predicted_s or 0.0
 
     def question(
         self,
@@ -380,7 +380,7 @@ class CallPlanner:
     def _plan(self, specs: tuple[CallSpec, ...]) -> Call:
         spec, layout = specs[0], specs[0].layout
         extents = tuple(extent for each in specs if (extent := _extent(each)) is not None)
-        choice = self._choice(specs, [(extent.dtype, extent.op) for extent in extents if extent.op is not None])
+        choice = self._choice(self._question_of(specs, extents))
         form: dict[str, Any] = {"varying": True} if _varies(spec) else {}
         build = find(spec.collective, choice.algorithm).build
         plan = build_in_order(build, self._size, self._rank, spec.root or 0, **{**form, **dict(choice.params)})
@@ -394,12 +394,27 @@ class CallPlanner:
         source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
         return Call(signature, plan, Shape((sum(source), sum(target)), counts), extents, choice.segments)
 
-    def _choice(self, specs: tuple[CallSpec, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
+    def question_of(self, specs: Sequence[CallSpec]) -> Question:
+        """Return the question to the tuner about a call of these specs; raises as `question` does."""
+        return self._question_of(specs, [extent for each in specs if (extent := _extent(each)) is not None])
+
+    def variant_of(self, question: Question) -> str:
+        """Return the algorithm that the tuner chooses for a question, with its parameters.
+
+        Raises:
+            NoAlgorithmError: no algorithm carries the call out.
+        """
+        return self._choice(question).variant
+
+    def _question_of(self, specs: Sequence[CallSpec], extents: Sequence[Extent]) -> Question:
         first = specs[0]
         nbytes = sum(spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 1 for spec in specs)
-        question = self.question(
+        reduced = [(extent.dtype, extent.op) for extent in extents if extent.op is not None]
+        return self.question(
             first.collective, nbytes, reduced, first.algorithm, _varies(first), len(specs), first.root or 0
         )
+
+    def _choice(self, question: Question) -> Choice:
         # Predicted times decide the choice, so they must have the same bits on all ranks.
         with _core.DefaultFloatEnvironment():
             return choose(question, self.tuner_state)

@@ -12,6 +12,7 @@ import unisono as un
 from unisono.testing.device_arrays import DoubleArray, device_double, read
 from unisono.tuning.decide.device_routes import LINK
 from unisono.tuning.decide.table import compiled, dumped, to_json
+from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.measure.measurement_log import Context, Measurement
 
 SMALL, LARGE = 1 << 10, 1 << 16
@@ -19,7 +20,7 @@ SMALL, LARGE = 1 << 10, 1 << 16
 
 def written(path: Path) -> Path:
     """Write a table in which small calls are staged and large ones are two-shot, unlike the rule without a table."""
-    context = Context("measured", "allreduce", LINK, "plain", 2, 2, "device")
+    context = Context(fingerprint(), "allreduce", LINK, "plain", 2, 2, "device")
     times_us = {"staged": (5, 900), "two_shot": (50, 100), "one_shot": (60, 110)}
     measurements = [
         Measurement(context, name, nbytes, *[us / 1e6] * 5, rounds=3)
@@ -54,11 +55,9 @@ def test_table_chooses_the_route_of_calls_on_gpu_arrays(tmp_path: Path) -> None:
     options = un.Options(transports="cuda_ipc,shm", table=str(written(tmp_path / "table.json")))
     for small, large in un.launch(routes_taken, 2, options=options, timeout_s=DEADLINE_S):
         assert small[:2] == (SMALL, False)
-        assert small[2].startswith(
-            "staged through the host, chosen by tier 'table, another machine', measured: staged 5.0"
-        )
+        assert small[2].startswith("staged through the host, chosen by tier 'table', measured: staged 5.0")
         assert large[:2] == (0, True)
-        assert large[2].startswith("cuda_ipc by two_shot, chosen by tier 'table, another machine'")
+        assert large[2].startswith("cuda_ipc by two_shot, chosen by tier 'table'")
 
 
 def test_rule_chooses_the_route_without_a_table() -> None:

@@ -19,12 +19,12 @@ from support.ranks import Job
 from support.refused_calls import refuse
 
 import unisono as un
-from unisono.cli.output import tables
 from unisono.collectives.calls.statistics import append_to
 from unisono.transports.rendezvous.file_store import FileStore
 from unisono.tuning.machine.parameters import PRIORS
 from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.measurement_log import Context, Measurement, MeasurementStore
+from unisono.tuning.measure.table_files import compile_table
 
 RANKS = 3
 COUNT = 300_000
@@ -222,7 +222,7 @@ def write_everything(world: un.Communicator, say: Say, folder: Path) -> None:
         "dump": lambda: world.dump(folder),
         "trace": lambda: world.trace(folder / "trace.json"),
         "measurements": lambda: MeasurementStore(folder / "log").append([measured] * 9),
-        "table": lambda: tables.compile_table(folder / "table.json", [measured]),
+        "table": lambda: compile_table(folder / "table.json", [measured], "1.0"),
         "calibration": lambda: calibration_files.keep(calibration),
         "statistics": lambda: append_to(str(folder), 0, [], []),
         "value of a store": lambda: FileStore(str(folder / "store")).set("key", bytes(1000)),

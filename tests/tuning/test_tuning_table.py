@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.measured_times import HERE, measurement_of
 
+from unisono.cli.main import main
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.foundation.printable import printable
 from unisono.tuning.decide import table as tables
@@ -22,6 +23,7 @@ from unisono.tuning.decide.lint import lint
 from unisono.tuning.decide.table import Table, compiled, differences, dumped, from_text, loaded, to_json
 from unisono.tuning.machine.parameters import PRIORS, RoundCosts, curve
 from unisono.tuning.measure.measurement_log import Context, Measurement, MeasurementStore, line_of, merged, read_line
+from unisono.tuning.measure.table_files import log_of, measurements_of
 
 ASKED = Question("allreduce", 1 << 10, 4, "shm")
 bounded = settings(max_examples=80, deadline=None, derandomize=True)
@@ -277,10 +279,19 @@ def test_calibrated_model_takes_precedence_over_an_interpolated_table() -> None:
     assert tier(4, "broadcast") == tier(5, "allreduce") == ("direct", "table, interpolated")
 
 
-def test_table_of_another_machine_is_used_and_the_tier_says_so() -> None:
-    assert choose(ASKED, known(*lines(**CROSSING), machine="there")).tier == "table, another machine"
+def test_only_the_part_of_a_table_for_the_machine_decides(warnings: pytest.LogCaptureFixture) -> None:
+    assert choose(ASKED, known(*lines(**CROSSING), machine="there")).tier == "model"
     both = known(*lines(**CROSSING), *lines(HERE._replace(machine="there"), chain=lambda n: 1.0))
     assert choose(ASKED, both).tier == "table"
+    assert both.table is not None
+    table = both.table._replace(machines={"there": {"processor": "EPYC"}})
+    own = table.of("here", "t.json")
+    assert own is not None
+    assert {context.machine for context in own.decisions} == {"here"}
+    assert not warnings.text
+    assert table.of("elsewhere", "t.json") is None
+    assert "the table t.json is ignored, because it has no times of this machine" in warnings.text
+    assert "it is of here, there (EPYC)" in warnings.text
 
 
 def test_table_falls_back_to_next_variant_when_rank_count_is_unsupported(warnings: pytest.LogCaptureFixture) -> None:
@@ -361,3 +372,86 @@ def test_forced_variant_may_have_parameters() -> None:
 
 def test_empty_table_leaves_every_choice_to_the_model() -> None:
     assert choose(ASKED, TunerState(Table({}), machine="here")).tier == "model"
+
+
+# --- tables of several machines, and of jobs -------------------------------------------------------------------------
+
+
+def written(path: Path, measurements: list[Measurement], *, with_log: bool = True) -> Path:
+    if with_log:
+        MeasurementStore(log_of(path)).append(measurements)
+    path.write_text(
+        dumped(to_json(compiled(measurements), machines={"here": {"measured": ["2026-01-01", "2026-02-02"]}}))
+    )
+    return path
+
+
+def test_merged_tables_keep_machines_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = HERE._replace(machine="there")
+    one = written(tmp_path / "one.json", lines(**CROSSING))
+    other = written(tmp_path / "other.json", lines(there, chain=lambda n: 1.0), with_log=False)
+    merging = ["tune", "merge", str(one), str(other), "--out", str(tmp_path / "both.json")]
+    for _ in range(2):  # a second time changes nothing
+        assert main(merging) == 0
+        both = loaded(tmp_path / "both.json")
+        assert both.decisions.keys() == {HERE, there}
+        assert both.decisions[HERE] == loaded(one).decisions[HERE]
+        assert both.decisions[there].variant_at(8) == "chain"
+    assert main(["tune", "show", str(tmp_path / "both.json")]) == 0
+    assert "machine there" in capsys.readouterr().out
+
+
+def test_times_of_one_machine_are_averaged_by_rounds(tmp_path: Path) -> None:
+    one = written(tmp_path / "one.json", [measurement_of("ring", 8, 1.0, rounds=3)])
+    other = written(tmp_path / "other.json", [measurement_of("ring", 8, 16.0, rounds=9)], with_log=False)
+    assert main(["tune", "merge", str(one), str(other), "--out", str(tmp_path / "both.json")]) == 0
+    assert loaded(tmp_path / "both.json").decisions[HERE].times_s["ring"] == (pytest.approx(2e-6),)
+    assert measurements_of(other)[0].date == "2026-02-02"
+
+
+def test_tables_that_cannot_be_merged_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = to_json(compiled([measurement_of("ring", 8, 1.0)]))
+    table["decisions"][0] |= {"sizes": [], "times_us": {}}
+    texts = {"by_hand.json": dumped(table), "damaged.json": '{"format": "unisono ta', "other.json": "[]"}
+    reasons = ("decisions without times", "not complete JSON", "is not a decision table")
+    for (name, text), reason in zip(texts.items(), reasons, strict=True):
+        (tmp_path / name).write_text(text)
+        assert main(["tune", "merge", str(tmp_path / name), "--out", str(tmp_path / "both.json")]) == 2
+        assert reason in capsys.readouterr().err
+        assert not (tmp_path / "both.json").exists()
+
+
+def test_decision_of_trials_reaches_only_similar_sizes() -> None:
+    trials = [
+        measurement_of(name, n, us)._replace(trial=True)
+        for name, us in (("ring", 1.0), ("chain", 2.0))
+        for n in (100, 9000)
+    ]
+    table = compiled(trials)
+    again = from_text(dumped(to_json(table)), "t.json").decisions[HERE]
+    assert (again.ranges, again.reach) == (table.decisions[HERE].ranges, tables.REACH)
+    state = TunerState(table, machine="here")
+    tiers = {n: choose(replace(ASKED, nbytes=n), state).tier for n in (24, 25, 400, 401, 2249, 2250, 36000, 36001)}
+    assert {n for n, tier in tiers.items() if tier == "table"} == {25, 400, 2250, 36000}
+    assert not lint(table)
+    assert compiled([*trials, measurement_of("ring", 8, 1.0)]).decisions[HERE].reach is None
+
+
+@pytest.mark.parametrize("reach", [0, -1, 1.5, "4", True])
+def test_wrong_reach_is_refused(reach: object) -> None:
+    content = to_json(compiled(lines(**CROSSING)))
+    content["decisions"][0]["reach"] = reach
+    with pytest.raises(UsageError, match="reach must be a positive integer"):
+        from_text(json.dumps(content), "t.json")
+
+
+@bounded
+@given(
+    sizes=st.lists(st.integers(0, 1 << 30), min_size=1, max_size=6, unique=True),
+    nbytes=st.integers(0, 1 << 33),
+)
+def test_ranges_and_times_of_trials_reach_equally_far(sizes: list[int], nbytes: int) -> None:
+    table = compiled([measurement_of("ring", n, 1.0 + n)._replace(trial=True) for n in sizes])
+    decision = table.decisions[HERE]
+    reaches = any(n <= tables.REACH * nbytes and nbytes <= tables.REACH * n for n in sizes)
+    assert (decision.variant_at(nbytes) is not None) == bool(decision.times_at(nbytes)) == reaches

@@ -59,7 +59,7 @@ def _alone(context: Context, decision: Decision) -> Iterator[Suspicion]:
             text = f"{low} B take {before / after:.2f} times as long as {high} B: measure both again"
             yield Suspicion(text, ((context, low), (context, high)), before / after)
     for one, other in pairwise(decision.ranges):
-        if one.end != other.first:
+        if one.end != other.first and decision.reach is None:
             yield Suspicion(f"no range covers {one.end} to {other.first} B, where the times decide", ())
     for nbytes in decision.sizes:
         chosen, times = decision.variant_at(nbytes), decision.times_at(nbytes)

@@ -12,6 +12,10 @@ For a number of ranks between two measured ones, the curves are interpolated by 
 and then the fastest variant is taken. The winner of another number of ranks is never copied.
 
 A variant is compared only where it was measured on both sides, because a missing measurement has a reason.
+
+A campaign measures sizes all over a range, so its first and last winners also decide beyond them. A job that tries
+algorithms in its calls measures the sizes that it happens to use. Such a decision has a *reach*: it says nothing about
+sizes that are further than a factor from every measured one, and the model decides there.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +44,8 @@ FORMAT = 1
 # A variant keeps its range until another one is faster by this factor.
 WORTH_IT = 1.02
 KIND = "unisono table"
+# The reach of decisions that follow from the calls of jobs alone.
+REACH = 4
 _NUMBERS = ("ranks", "ranks_per_host")
 
 
@@ -58,15 +64,31 @@ class Decision(NamedTuple):
         ranges: ascending and disjoint.
         sizes: bytes at which times were measured, ascending.
         times_s: for each variant, one time for each size; None where it was not measured.
+        reach: the factor up to which times count at other sizes than the measured ones; None if there is no limit.
     """
 
     ranges: tuple[Range, ...]
     sizes: tuple[int, ...]
     times_s: Mapping[str, tuple[float | None, ...]]
+    reach: int | None = None
+
+    def reached(self) -> list[tuple[int, int | None]]:
+        """Return the intervals of bytes in which times count, each from its first size to before its end."""
+        if self.reach is None:
+            return [(0, None)]
+        intervals = list[tuple[int, int | None]]()
+        for nbytes in self.sizes:
+            first, end = -(-nbytes // self.reach), nbytes * self.reach + 1
+            if intervals and first <= (intervals[-1][1] or 0):
+                first = intervals.pop()[0]
+            intervals.append((first, end))
+        return intervals
 
     def times_at(self, nbytes: int) -> dict[str, float]:
         """Return the time of each variant that was measured at `nbytes`, or at the sizes on both sides of it."""
         if not self.sizes:  # the table has been written by hand, and has only ranges
+            return {}
+        if not any(first <= nbytes and (end is None or nbytes < end) for first, end in self.reached()):
             return {}
         after = bisect_left(self.sizes, nbytes)
         if after < len(self.sizes) and self.sizes[after] == nbytes:
@@ -78,6 +100,10 @@ class Decision(NamedTuple):
             for variant, times in self.times_s.items()
             if len(points := [(place, s) for place in places if (s := times[place]) is not None]) == len(places)
         }
+
+    def measured_at(self, nbytes: int) -> dict[str, float]:
+        """Return the time of each variant that was measured at exactly `nbytes`."""
+        return self.times_at(nbytes) if nbytes in self.sizes else {}
 
     @staticmethod
     def _between(points: Sequence[tuple[int, float]], nbytes: int) -> float:
@@ -98,7 +124,7 @@ class Reading(NamedTuple):
 
     Attributes:
         tier: how the table got the answer: "table" (measured at this number of ranks) or "table, interpolated"
-            (between two numbers of ranks). It ends with ", another dtype" or ", another machine" if those differ.
+            (between two numbers of ranks). It ends with ", another dtype" if the times are of another class of dtypes.
         variant: the variant of the range; None if the times decide.
         times_s: the times of all variants that the table knows here.
         is_interpolated: whether the times come from other numbers of ranks.
@@ -123,16 +149,28 @@ class Table(NamedTuple):
     machines: Mapping[str, Mapping[str, Any]] = {}
 
     def read(self, context: Context, nbytes: int) -> Reading | None:
-        """Return the answer for a context, if need be with another dtype or machine; None if the table has none."""
-        machines = sorted({each.machine for each in self.decisions}, key=lambda name: (name != context.machine, name))
-        for machine in machines:
-            for dtype in dict.fromkeys((context.dtype, "plain")):
-                reading = self._read(context._replace(machine=machine, dtype=dtype), nbytes)
-                if reading is not None:
-                    others = "" if dtype == context.dtype else ", another dtype"
-                    others += "" if machine == context.machine else ", another machine"
-                    return reading._replace(tier=reading.tier + others)
+        """Return the answer for a context, if need be with another dtype; None if the table has none."""
+        for dtype in dict.fromkeys((context.dtype, "plain")):
+            reading = self._read(context._replace(dtype=dtype), nbytes)
+            if reading is not None:
+                return reading._replace(tier=reading.tier + ("" if dtype == context.dtype else ", another dtype"))
         return None
+
+    def of(self, machine: str, name: str) -> Table | None:
+        """Return the part of the table `name` that was measured on a machine; None, with a warning, if none was."""
+        own = {context: decision for context, decision in self.decisions.items() if context.machine == machine}
+        if not own:
+            _log.warning("%s", self._refusal(machine, name))
+            return None
+        return Table(own, {each: about for each, about in self.machines.items() if each == machine})
+
+    def _refusal(self, machine: str, name: str) -> str:
+        others = sorted({context.machine for context in self.decisions})
+        shown = [f"{each}{_processor(self.machines.get(each, {}))}" for each in others]
+        return (
+            f"the table {name} is ignored, because it has no times of this machine, whose fingerprint is {machine}: it "
+            f"is of {', '.join(shown) or 'no machine'}; `unisono tune --out {name}` on this machine adds some"
+        )
 
     def _read(self, context: Context, nbytes: int) -> Reading | None:
         decision = self.decisions.get(context)
@@ -163,6 +201,10 @@ class Table(NamedTuple):
         few = [each for each in alike if each.ranks < context.ranks]
         many = [each for each in alike if each.ranks > context.ranks]
         return (few[-1] if few else None, many[0] if many else None)
+
+
+def _processor(about: Mapping[str, Any]) -> str:
+    return f" ({about['processor']})" if "processor" in about else ""
 
 
 def _with_ranks(context: Context, other: Context) -> Context:
@@ -204,7 +246,9 @@ def _decision(points: Mapping[tuple[str, int], Sequence[Measurement]]) -> Decisi
         variant: tuple(_pooled_s(points.get((variant, nbytes), ())) for nbytes in sizes)
         for variant in sorted({variant for variant, _ in points})
     }
-    return Decision(_ranges(Decision((), sizes, times)), sizes, times)
+    are_trials = all(measurement.trial for of_point in points.values() for measurement in of_point)
+    decision = Decision((), sizes, times, REACH if are_trials else None)
+    return decision._replace(ranges=tuple(_within(_ranges(decision), decision.reached())))
 
 
 def _pooled_s(measurements: Sequence[Measurement]) -> float | None:
@@ -216,6 +260,16 @@ def _pooled_s(measurements: Sequence[Measurement]) -> float | None:
         return None
     weighted = sum(math.log(each.median_s) * each.rounds for each in measurements)
     return math.exp(weighted / sum(each.rounds for each in measurements))
+
+
+def _within(ranges: Iterable[Range], intervals: Sequence[tuple[int, int | None]]) -> Iterator[Range]:
+    """Yield the parts of ranges that lie in the intervals, ascending."""
+    for part in ranges:
+        for first, end in intervals:
+            begin = max(part.first, first)
+            stop = min((each for each in (part.end, end) if each is not None), default=None)
+            if stop is None or begin < stop:
+                yield Range(begin, stop, part.variant)
 
 
 def _ranges(decision: Decision) -> tuple[Range, ...]:
@@ -269,6 +323,7 @@ def to_json(table: Table, **about: Any) -> dict[str, Any]:
         "decisions": [
             {
                 **context._asdict(),
+                **({} if decision.reach is None else {"reach": decision.reach}),
                 "ranges": [{"from": each.first, "to": each.end, "algorithm": each.variant} for each in decision.ranges],
                 "sizes": list(decision.sizes),
                 "times_us": {
@@ -364,7 +419,10 @@ def _read_decision(entry: Mapping[str, Any], number: int) -> tuple[Context, Deci
             raise ValueError(f"{where}: the times of {variant} must be a positive number or null for each size")
     times_s = {variant: tuple(None if us is None else us / 1e6 for us in times) for variant, times in times_us.items()}
     existing = tuple(each for each in ranges if _is_known(context, each.variant, where))
-    return context, Decision(existing, sizes, times_s)
+    reach = entry.get("reach")
+    if reach is not None and not (type(reach) is int and 0 < reach <= MOST):
+        raise ValueError(f"{where}: reach must be a positive integer, not {reach!r}")
+    return context, Decision(existing, sizes, times_s, reach)
 
 
 def _check_ranges(ranges: Sequence[Range], where: str) -> None:

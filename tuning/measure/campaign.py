@@ -26,7 +26,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from unisono.algorithms.catalogue.algorithm import Builder
+from unisono.algorithms.catalogue.algorithm import Algorithm, Builder
 from unisono.algorithms.catalogue.registration import registered
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import SEGMENT, Variant, parsed
@@ -255,7 +255,7 @@ class Campaign:
         measured = sorted(n for n, times in self._times[collective].items() if n != nbytes and len(times) > 1)
         below = [n for n in measured if n < nbytes][-1:]
         above = [n for n in measured if n > nbytes][:1]
-        rows = self._open(collective, nbytes)
+        rows = open_candidates(self._trials.question(collective, nbytes), self._trials.known)
         predicted = {each.variant: each.predicted_s for each in rows if each.predicted_s is not None}
         unpredicted = {each.variant for each in rows} - set(predicted)
         if not (below and above):
@@ -269,21 +269,6 @@ class Campaign:
         # A library may change its algorithm anywhere between the two sizes.
         required |= {each for each in unpredicted & set(times) if times[each] <= FAR_BEHIND * min(times.values())}
         return self._kept(collective, nbytes, times, NEAR, required)
-
-    def _open(self, collective: str, nbytes: int) -> list[Candidate]:
-        """Return the algorithms that can run, including those that the tuner uses only if named, and libraries' own.
-
-        Algorithms whose only gain are short ways in a network are not among them on one host, where they cannot win.
-        """
-        question, state = self._trials.question(collective, nbytes), self._trials.known
-        is_one_host = question.ranks_per_host >= question.size
-        rows = list[Candidate]()
-        for algorithm in looked_at(question):
-            if algorithm.short_ways and is_one_host:
-                continue
-            is_named = not isinstance(algorithm, Composition)  # so that compositions without any gain stay out
-            rows.append(candidate(Variant(algorithm.name), question, state, None, is_named))
-        return [each for each in rows if each.refusal is None]
 
     def _kept(
         self, collective: str, nbytes: int, times: Mapping[str, float], most: float, required: set[str]
@@ -429,6 +414,29 @@ class Campaign:
         times |= {lap.candidate: lap.median_s for lap in laps}
         about = {**self._settings.about, "placement": placement}
         self._keep([measured(context, lap, nbytes, about) for lap in laps])
+
+
+def is_unmeasured(algorithm: Algorithm, is_one_host: bool) -> bool:
+    """Return whether an algorithm is not measured, because its only gain are short ways, and all ranks are on a host.
+
+    There all ways are equal, so it cannot win.
+    """
+    return algorithm.short_ways and is_one_host
+
+
+def open_candidates(question: Question, state: TunerState) -> list[Candidate]:
+    """Return the algorithms that can run, including those that the tuner uses only if named, and libraries' own.
+
+    Those that are not measured on one host (`is_unmeasured`) are not among them.
+    """
+    is_one_host = question.ranks_per_host >= question.size
+    rows = [
+        # Compositions are not named, so that those without any gain stay out.
+        candidate(Variant(algorithm.name), question, state, None, not isinstance(algorithm, Composition))
+        for algorithm in looked_at(question)
+        if not is_unmeasured(algorithm, is_one_host)
+    ]
+    return [each for each in rows if each.refusal is None]
 
 
 def _one_of_each_first(variants: Sequence[str], times: Mapping[str, float]) -> list[str]:

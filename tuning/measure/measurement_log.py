@@ -62,6 +62,7 @@ class Measurement(NamedTuple):
         library: the version of Unisono.
         date: in ISO 8601.
         load: the load average of the machine when the campaign began; None if it is not known.
+        trial: whether calls of a running job were timed, at the sizes that it happened to use.
     """
 
     context: Context
@@ -78,6 +79,7 @@ class Measurement(NamedTuple):
     library: str = ""
     date: str = ""
     load: float | None = None
+    trial: bool = False
 
 
 # The fields of a line, by type.
@@ -111,7 +113,9 @@ def read_line(line: str) -> Measurement:
     are_counts = all(0 < fields[name] <= MOST for name in ("ranks", "ranks_per_host", "rounds"))
     if not are_times or not are_counts or not 0 <= fields["nbytes"] <= MOST:
         raise ValueError("its times and numbers are not positive, or too large")
-    load = fields.setdefault("load", None)  # logs of earlier versions lack this field
+    load = fields.setdefault("load", None)  # logs of earlier versions lack this field, and the next one
+    if not isinstance(fields.setdefault("trial", False), bool):
+        raise ValueError(f"trial cannot be {fields['trial']!r}")
     if load is not None and (not isinstance(load, (int, float)) or isinstance(load, bool)):
         raise ValueError(f"load cannot be {load!r}")
     context = Context(**{name: fields[name] for name in Context._fields})

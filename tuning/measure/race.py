@@ -40,6 +40,7 @@ DRIFT = 1.10
 # block suffices only if calls are long compared with the time slice of another process.
 _HOPELESS = {1: 2.0, 2: 1.5, 3: 1.3, 4: 1.15}
 _LONG_S = 1e-3
+_FEWEST_CALLS = 3
 # This many candidates run even if the budget is spent.
 _AT_LEAST = 2
 # At most this many blocks are discarded for each block that counts. If single calls already differ by more than
@@ -125,6 +126,20 @@ def typical_s(calls_s: Sequence[float]) -> float:
     trimmed = round(len(calls_s) / 4)
     middle = sorted(calls_s)[trimmed : len(calls_s) - trimmed]
     return sum(middle) / len(middle)
+
+
+def _is_slower(ratios: Sequence[float]) -> bool:
+    """Return whether a candidate is more than 5 % slower, with confidence, by its ratios to the leader."""
+    return interval(ratios)[0] > _HOPELESS.get(len(ratios), WORSE)
+
+
+def is_beaten(ratios: Sequence[float]) -> bool:
+    """Return whether single calls show an algorithm to be slower than another; False with fewer than three of them.
+
+    >>> is_beaten([3.0, 2.0]), is_beaten([3.0, 1.4, 2.0]), is_beaten([3.0, 1.2, 2.0])
+    (False, True, False)
+    """
+    return len(ratios) >= _FEWEST_CALLS and _is_slower(ratios)
 
 
 def race(candidates: Sequence[str], run: Run, rules: Rules, draw: random.Random) -> Outcome:
@@ -222,9 +237,8 @@ class _Race:
         blocks = len(self._times[leader])
         if blocks == 1 and self._times[leader][0] < _LONG_S:
             return
-        worse = _HOPELESS.get(blocks, WORSE)
         self._remaining = [
-            name for name in self._remaining if name == leader or interval(self._ratios(name, leader))[0] <= worse
+            name for name in self._remaining if name == leader or not _is_slower(self._ratios(name, leader))
         ]
 
     def _is_resolved(self) -> bool:

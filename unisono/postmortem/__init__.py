@@ -5,5 +5,6 @@
 `analysis.py`      the report
 `timeline.py`      the calls of all ranks on one clock
 `page.py`          the HTML page
+`timings.py`       how long the calls of each kind took
 `torch_layout.py`  the dumps in the layout of torch's flight recorder
 """

@@ -424,6 +424,41 @@ class CallCache {
   std::vector<std::pair<Span, bool>> spans_;  // and whether it is written
 };
 
+// Serves calls from a cache until `remaining` of them have run, and no call after that. The program of a rank then sets
+// `remaining` anew, so Python gets one call in a number. Without a CallCache, it serves none.
+class PacedCache {
+ public:
+  explicit PacedCache(nb::object cache)
+      : held_(std::move(cache)), cache_(nb::isinstance<CallCache>(held_) ? nb::inst_ptr<CallCache>(held_) : nullptr) {}
+
+  bool run(PyObject* const* arguments) {
+    if (cache_ == nullptr || remaining_ <= 0) return false;
+    if (!cache_->run(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5], arguments[6]))
+      return false;
+    --remaining_;
+    return true;
+  }
+
+  // Started calls are not counted.
+  nb::object start(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+                   nb::handle algorithm, double timeout_s) {
+    if (cache_ == nullptr) return nb::none();
+    return cache_->start(collective, x, out, op, root, algorithm, timeout_s);
+  }
+
+  void forget() {
+    if (cache_ != nullptr) cache_->forget();
+  }
+
+  std::int64_t remaining() const { return remaining_; }
+  void set_remaining(std::int64_t calls) { remaining_ = calls; }
+
+ private:
+  nb::object held_;
+  CallCache* cache_;
+  std::int64_t remaining_ = 0;
+};
+
 // A call bound to its memory, with the result that it returns. It runs any number of times.
 class PersistentCall {
  public:
@@ -488,6 +523,14 @@ PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t
 }
 
 PyTypeObject* call_cache_type = nullptr;
+PyTypeObject* paced_cache_type = nullptr;
+
+CacheResult run_paced(PyObject* cache, PyObject* const* arguments) {
+  if (Py_TYPE(cache) != paced_cache_type) return CacheResult::miss;
+  return or_error(CacheResult::failed, [&] {
+    return nb::inst_ptr<PacedCache>(cache)->run(arguments) ? CacheResult::hit : CacheResult::miss;
+  });
+}
 
 // Makes a persistent call by Python's own calling convention. Most calls have no arguments, so none are parsed then.
 PyObject* call_plan(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -503,7 +546,7 @@ PyObject* call_plan(PyObject* self, PyObject* args, PyObject* kwargs) {
 }  // namespace
 
 CacheResult run_cached(PyObject* cache, PyObject* const* arguments) {
-  if (Py_TYPE(cache) != call_cache_type) return CacheResult::miss;
+  if (Py_TYPE(cache) != call_cache_type) return run_paced(cache, arguments);
   return or_error(CacheResult::failed, [&] {
     const bool hit = nb::inst_ptr<CallCache>(cache)->run(arguments[0], arguments[1], arguments[2], arguments[3],
                                                          arguments[4], arguments[5], arguments[6]);
@@ -528,6 +571,15 @@ void bind_call_cache(nb::module_& module) {
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none())
       .def("forget", &CallCache::forget);
   call_cache_type = reinterpret_cast<PyTypeObject*>(module.attr("CallCache").ptr());
+  nb::class_<PacedCache>(module, "PacedCache", nb::type_slots(slots))
+      .def(nb::init<nb::object>(), nb::arg("cache"))
+      .def("start", &PacedCache::start, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
+           nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("timeout_s"))
+      // A call that the cache holds may be the next that it does not serve.
+      .def("contains", [](const PacedCache&, const nb::args&) { return false; })
+      .def("forget", &PacedCache::forget)
+      .def_prop_rw("remaining", &PacedCache::remaining, &PacedCache::set_remaining);
+  paced_cache_type = reinterpret_cast<PyTypeObject*>(module.attr("PacedCache").ptr());
   static PyType_Slot plan_slots[] = {{Py_tp_call, reinterpret_cast<void*>(call_plan)}, {0, nullptr}};
   nb::class_<PersistentCall>(module, "PersistentCall", nb::type_slots(plan_slots))
       .def(nb::init<nb::object, nb::object, nb::handle, nb::handle, nb::object, nb::object, double, nb::object>(),

@@ -35,7 +35,7 @@ from unisono.tuning.measure.calibration_files import Origin, parameters_of, read
 
 
 @click.command(short_help="Explain which algorithm a call uses, and why.")
-@click.argument("collective", shell_complete=complete_collectives)
+@click.argument("collective", shell_complete=complete_collectives, required=False)
 @click.argument("nbytes", metavar="[BYTES]", callback=checked_nbytes, required=False)
 @click.option("-n", "size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--per-host", type=click.IntRange(min=1), help="Ranks on each host.  [default: all, on one host]")
@@ -66,11 +66,18 @@ from unisono.tuning.measure.calibration_files import Origin, parameters_of, read
     show_default=True,
     help="Where the arrays are; device: on a GPU of each rank, by the times of a table.",
 )
+@click.option(
+    "--dumps",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Compare the calls of a job that ran with predictions, by the dumps of its ranks.",
+)
+@click.option("--job", default="", metavar="ID", help="The job, where DIR has dumps of several.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 @load_option
 def command(
     *,
-    collective: str,
+    collective: str | None,
     nbytes: int | None,
     size: int,
     per_host: int | None,
@@ -84,6 +91,8 @@ def command(
     svg: Path | None,
     root: int,
     memory: str,
+    dumps: Path | None,
+    job: str,
     as_json: bool,
 ) -> None:
     """Explain which algorithm runs COLLECTIVE, and why; for example: unisono explain allreduce 1MiB -n 4.
@@ -93,16 +102,20 @@ def command(
     such as allgatherv, BYTES is the sum of all ranks.
     With --topology, the times of all candidates are simulated on the machine that the file describes. With --map, they
     are simulated on the hosts of the file, with one rank on each host or as many as --per-host says.
+
+    With --dumps and without COLLECTIVE, it shows the calls that a job made, beside their predictions by the table, the
+    model or --topology, and which calls another algorithm would make faster. Ranks write dumps by world.dump(DIR), and
+    on SIGUSR1.
     """
+    if collective is None:
+        _explain_job(dumps, job, topology, str(table or Options.from_environment(os.environ).table), as_json)
+        return
+    _check_sources(svg, dumps, network, topology, link, memory)
     if nbytes is not None and vector is not None:
         raise UsageError("BYTES and --size both set the number of bytes: use only one")
     if topology is not None and (per_host or link):
         raise UsageError("a topology already has hosts and links: omit --per-host and --link")
     length = next((each for each in (nbytes, vector) if each is not None), 1 if collective == "barrier" else 1 << 20)
-    if svg is not None and network is None:
-        raise UsageError("--svg draws the map of a network: add --map")
-    if network is not None and (topology or link or memory == "device"):
-        raise UsageError("--map already has hosts and links, and no GPUs: omit --topology, --link and --memory")
     measured = None if network is None else NetworkMap.read(network)
     if measured is not None:
         per_host = per_host or 1
@@ -145,6 +158,45 @@ def command(
     if topology is None and len(hosts) == 1 and question.crowd > 1:
         note = f"{size} ranks share {_cores()} cores here; for ranks on several hosts: --per-host"
         shown.print(note, highlight=False)
+
+
+def _check_sources(
+    svg: Path | None, dumps: Path | None, network: Path | None, topology: Path | None, link: str | None, memory: str
+) -> None:
+    if dumps is not None:
+        raise UsageError("--dumps explains the calls of a job: omit the collective and its size")
+    if svg is not None and network is None:
+        raise UsageError("--svg draws the map of a network: add --map")
+    if network is not None and (topology or link or memory == "device"):
+        raise UsageError("--map already has hosts and links, and no GPUs: omit --topology, --link and --memory")
+
+
+def _explain_job(place: Path | None, job: str, topology: Path | None, table: str, as_json: bool) -> None:
+    """Show the calls of a job that ran beside their predictions."""
+    if place is None:
+        raise UsageError("name a collective, such as allreduce, or a job by --dumps")
+    from unisono.cli.output import ran_calls
+    from unisono.postmortem.loading import load
+    from unisono.postmortem.timings import times_of
+
+    dumps = load([place], job)
+    sources = list[str]()
+
+    def explained(question: Question) -> Explanation:
+        explanation, _, source = _explained(question, topology, table)
+        sources.append(source)
+        return explanation
+
+    rows = list(ran_calls.compared(times_of(dumps), explained, _cores()))
+    if as_json:
+        click.echo(json.dumps([ran_calls.as_json(row) for row in rows], indent=2))
+        return
+    shown = console()
+    for note in dumps.notes:
+        shown.print(note, style="yellow", highlight=False, markup=False)
+    shown.print(ran_calls.shown_calls(rows, dumps.job))
+    for line in (*dict.fromkeys(sources), ran_calls.advice(rows)):
+        shown.print(line, highlight=False)
 
 
 def _size_on(network: NetworkMap, size: int, per_host: int) -> int:
@@ -222,7 +274,7 @@ def _tuner_state(table: Path | None) -> TunerState:
     from unisono.tuning.decide.table import loaded
 
     machine = fingerprint()
-    return TunerState(loaded(table) if table else None, parameters_of(machine), machine)
+    return TunerState(loaded(table).of(machine, str(table)) if table else None, parameters_of(machine), machine)
 
 
 def simulated(question: Question, over: Topology) -> Explanation:

@@ -21,7 +21,7 @@ from unisono.cli.messages import tell
 from unisono.cli.options.counts import numbers_of_ranks
 from unisono.cli.options.loading import load_option, loaded_files
 from unisono.cli.options.outputs import OutputFile
-from unisono.cli.output.tables import COMMANDS, compile_table, shown_table
+from unisono.cli.output.tables import COMMANDS, shown_table
 from unisono.cli.output.terminal import console, errors_console
 from unisono.collectives.bootstrap.environment import detect
 from unisono.collectives.bootstrap.init import init
@@ -39,8 +39,9 @@ from unisono.tuning.decide.lint import lint
 from unisono.tuning.decide.table import compiled
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Parameters, at_level
-from unisono.tuning.measure.campaign import Campaign, Settings, patience_s
+from unisono.tuning.measure.campaign import Campaign, Settings, is_unmeasured, patience_s
 from unisono.tuning.measure.measurement_log import Context, Measurement, MeasurementStore, identity
+from unisono.tuning.measure.table_files import compile_table, log_of
 
 # Points of a table: contexts and bytes of the vector.
 Again: TypeAlias = "frozenset[tuple[Context, int]]"
@@ -234,7 +235,7 @@ def command(
         return 0
     if out.suffix == ".jsonl":
         raise UsageError("--out cannot end in .jsonl, because that file is for the measurements: use another suffix")
-    in_job, load, store = detect(os.environ), load_now(), MeasurementStore(out.with_suffix(".jsonl"))
+    in_job, load, store = detect(os.environ), load_now(), MeasurementStore(log_of(out))
     before = store.read() if in_job.rank == 0 and store.path.exists() else []
     request = TuneRequest(
         collectives, parse_sizes(sizes), budget_s, dtype, str(store.path.absolute()), placement, load.average
@@ -286,6 +287,7 @@ def _replace_old(store: MeasurementStore, before: Sequence[Measurement], again: 
 
 
 def _measure_here(request: TuneRequest, counts: Sequence[int], transport: str) -> None:
+    _tell_unmeasured(request.collectives)
     request = request._replace(budget_s=request.budget_s / len(counts))
     for ranks in counts:
         bar, options = _BudgetBar(), Options(transports=transport, load=loaded_files())
@@ -307,9 +309,22 @@ def _measure_in_job(request: TuneRequest) -> None:
         if world.rank > 0:
             measure(world, request)
         else:
+            if len(world.hosts) == 1:
+                _tell_unmeasured(request.collectives)
             with bar.progress:
                 missing = measure(world, request, bar.update)
             _tell_missing(world.size, missing)
+
+
+def _tell_unmeasured(collectives: Sequence[str]) -> None:
+    """Report the algorithms that are not measured, because all ranks are on one host."""
+    from unisono.algorithms.catalogue.registry import candidates_of
+
+    algorithms = [each for name in collectives for each in candidates_of(name).values()]
+    names = dict.fromkeys(each.name for each in algorithms if is_unmeasured(each, is_one_host=True))
+    if names:
+        reason = "their only gain are short ways in a network, and all ranks are on one host"
+        tell(f"not measured, because {reason}: {', '.join(names)}")
 
 
 def _tell_missing(ranks: int, missing: Sequence[tuple[str, int]]) -> None:
@@ -330,7 +345,7 @@ def _report(out: Path, measurements: Sequence[Measurement], force: bool, load: L
     table = compiled(measurements)
     suspicions = lint(table)
     is_refused = not force and any(each.factor > MOST_OFF for each in suspicions)
-    console().print(shown_table(table if is_refused else compile_table(out, measurements)))
+    console().print(shown_table(table if is_refused else compile_table(out, measurements, __version__)))
     for suspicion in suspicions:
         tell(f"suspicious: {suspicion.text}")
     if any(each.points for each in suspicions):

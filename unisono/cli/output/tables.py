@@ -1,8 +1,7 @@
-"""Writes and shows decision tables; the subcommands ``show``, ``merge``, ``diff``, ``lint`` and ``report`` of tune."""
+"""Shows and merges decision tables; the subcommands ``show``, ``merge``, ``diff``, ``lint`` and ``report`` of tune."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,45 +15,20 @@ from unisono.bench.sizes import format_size
 from unisono.cli.options.loading import load_option
 from unisono.cli.options.outputs import PICTURES, OutputFile
 from unisono.cli.output.terminal import add_names, console
-from unisono.errors import UsageError
 from unisono.tuning.decide.lint import lint
-from unisono.tuning.decide.table import Table, compiled, differences, dumped, loaded, measured_when, to_json
-from unisono.tuning.machine.fingerprint import describe, fingerprint
+from unisono.tuning.decide.table import Table, differences, loaded
+from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.measure.calibration_files import parameters_of
-from unisono.tuning.measure.measurement_log import Measurement, MeasurementStore, merged
-
-
-def compile_table(out: Path, measurements: Sequence[Measurement], others: Sequence[Path] = ()) -> Table:
-    """Write the decision table of these measurements to `out`, and return it.
-
-    Descriptions of other machines are taken from the tables at `out` and `others`, if these exist.
-    """
-    described = {name: each for path in (*others, out) for name, each in _machines_in(path).items()}
-    described[fingerprint()] = describe()
-    machines = {name: {**described.get(name, {}), **when} for name, when in measured_when(measurements).items()}
-    table = compiled(measurements)._replace(machines=machines)
-    scratch = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        scratch.write_text(dumped(to_json(table, library=__version__, machines=machines)), encoding="utf-8")
-        scratch.replace(out)
-    except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
-        raise UsageError(f"the table cannot be written to {out}: {error.strerror}") from None
-    return table
-
-
-def _machines_in(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return the machines that the table in a file describes; empty if there is no valid table."""
-    try:
-        return loaded(path).machines
-    except UsageError:
-        return {}
+from unisono.tuning.measure.measurement_log import MeasurementStore, merged
+from unisono.tuning.measure.table_files import compile_table, log_of, measurements_of
 
 
 def shown_table(table: Table) -> RichTable:
     """Return the decisions of a table for people, with the machine, the dates and the load in the title."""
     shown = RichTable(title="\n".join(["Decisions", *_machines_of(table)]), title_justify="left")
+    machines = {context.machine for context in table.decisions}
+    if len(machines) > 1:
+        shown.add_column("machine")
     for heading in ("collective", "ranks", "transport", "dtype", "from size"):
         shown.add_column(heading, justify="right" if heading in ("ranks", "from size") else "left", overflow="fold")
     variants = {each.variant for decision in table.decisions.values() for each in decision.ranges}
@@ -65,7 +39,8 @@ def shown_table(table: Table) -> RichTable:
             seconds = decision.times_at(max(part.first, decision.sizes[0])).get(part.variant)
             time = "" if seconds is None else f"{seconds * 1e6:.1f}"
             where = (context.collective, str(context.ranks), context.link, _DTYPES.get(context.dtype, context.dtype))
-            shown.add_row(*where, format_size(part.first), part.variant, time)
+            machine = (context.machine,) if len(machines) > 1 else ()
+            shown.add_row(*machine, *where, format_size(part.first), part.variant, time)
     return shown
 
 
@@ -110,14 +85,15 @@ def show(path: Path) -> None:
 def merge(paths: tuple[Path, ...], out: Path) -> None:
     """Combine the measurements of several tables, and write one table of them.
 
-    The measurements of a table are in a file next to it, with the ending .jsonl. You may also name such a file itself.
+    Decisions of different machines stay side by side: a job takes those of its machine. Times of one machine are
+    averaged, each weighted by its number of rounds. The measurements of a table are in a file next to it, with the
+    ending .jsonl. You may also name such a file itself. Without that file, the times in the table count, as one round.
     """
-    stores = [MeasurementStore(path.with_suffix(".jsonl")) for path in paths]
-    together = list(merged(store.read() for store in stores))
-    target = MeasurementStore(out.with_suffix(".jsonl"))
+    together = list(merged(measurements_of(path) for path in paths))
+    target = MeasurementStore(log_of(out))
     old = set(target.read()) if target.path.exists() else set()
     target.append([each for each in together if each not in old])
-    compile_table(out, target.read(), [path.with_suffix(".json") for path in paths])
+    compile_table(out, target.read(), __version__, [path.with_suffix(".json") for path in paths])
 
 
 @click.command("diff")
@@ -154,7 +130,7 @@ def report_(path: Path, out: Path) -> None:
     """Draw a table and its measurements as one HTML page that works offline."""
     from unisono.cli.output.tune_report import write
 
-    store, table = MeasurementStore(path.with_suffix(".jsonl")), loaded(path)
+    store, table = MeasurementStore(log_of(path)), loaded(path)
     measurements = store.read() if store.path.exists() else []
     page = write(table, _machines_of(table), measurements, out, parameters_of(fingerprint()))
     click.echo(str(page))
