@@ -45,6 +45,12 @@ def test_levels_are_found_whatever_the_order_and_the_noise(noise: Random, rated:
         assert len(parts) == 12 // width
 
 
+def test_bandwidths_do_not_hide_the_levels_that_latencies_show() -> None:
+    latency_s = distances([0, 1, 2, 3], [1e-3, 1e-2], [2], Random(1))
+    per_byte_s = [[0.0, 6.0, 1.0, 9.0], [6.0, 0.0, 9.0, 1.0], [1.0, 9.0, 0.0, 3.0], [9.0, 1.0, 3.0, 0.0]]
+    assert levels_of_hosts(latency_s, per_byte_s) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+
+
 def test_hosts_at_equal_distances_have_one_level() -> None:
     assert levels_of_hosts(EQUAL, EQUAL) == ((tuple(range(6)),),)
     assert levels_of_hosts([[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]) == (((0, 1),),)

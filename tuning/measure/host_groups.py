@@ -1,12 +1,13 @@
 """Finds groups of hosts that are near each other, from how long messages take between all pairs of hosts.
 
-Theory of operation. The *distance* of two hosts is a factor: how many times longer a message takes between them than
-between the nearest two, for a short message or a long one, whichever differs more. So hosts that differ in latency are
-apart, and hosts that differ in bandwidth are too. The two groups with the least distance are joined first, and all
-pairs of hosts of the joined group count (complete linkage). If the next groups are more than `_APART` times as far from
-each other as the last ones, the groups so far are a level. All hosts together are the outermost level.
+Theory of operation. The two groups of hosts that are nearest to each other are joined first; the farthest pair of hosts
+of the joined group counts (complete linkage). If the next groups are more than `_APART` times as far from each other as
+the last ones, the groups so far are a level. All hosts together are the outermost level. The distance of two hosts is
+the latency between them. If all latencies are alike, it is the time of a byte. The two are not mixed, because other
+work on the hosts disturbs bandwidths more, and would hide the levels that latencies show.
 
-Example: two hosts in each of two cities have distances 1, 1 and, four times, 25. The hosts of a city are a group.
+Example: two hosts in each of two cities have latencies of 1 ms, 1 ms and, four times, 25 ms. The hosts of a city are a
+group.
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ def levels_of_hosts(latency_s: Matrix, per_byte_s: Matrix) -> tuple[Groups, ...]
     >>> levels_of_hosts([[0, 1, 9], [1, 0, 9], [9, 9, 0]], [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
     (((0, 1), (2,)), ((0, 1, 2),))
     """
-    distance = _distances(latency_s, per_byte_s)
-    groups: list[tuple[int, ...]] = [(host,) for host in range(len(latency_s))]
+    by_latency = _levels(latency_s)
+    return by_latency if len(by_latency) > 1 else _levels(per_byte_s)
+
+
+def _levels(distance: Matrix) -> tuple[Groups, ...]:
+    """Return the groups of each level by one kind of distance."""
+    groups: list[tuple[int, ...]] = [(host,) for host in range(len(distance))]
     levels, last = list[Groups](), None
 
     def farthest(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> float:
@@ -102,14 +108,3 @@ def turns(hosts: int) -> list[list[tuple[int, int]]]:
         found.append(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < hosts))
         circle = circle[-1:] + circle[:-1]
     return found
-
-
-def _distances(latency_s: Matrix, per_byte_s: Matrix) -> list[list[float]]:
-    """Return how many times farther each two hosts are from each other than the nearest two."""
-    hosts = range(len(latency_s))
-    pairs = [(i, j) for i in hosts for j in hosts if i != j]
-    least = [min((matrix[i][j] for i, j in pairs), default=1.0) for matrix in (latency_s, per_byte_s)]
-    factors = [[0.0] * len(hosts) for _ in hosts]
-    for i, j in pairs:
-        factors[i][j] = max(latency_s[i][j] / least[0], per_byte_s[i][j] / least[1])
-    return factors

@@ -290,9 +290,9 @@ def topology(file: Path, short: bool) -> None:
     Hosts that are near each other by their latencies and bandwidths become a level. `unisono simulate` and `unisono
     place` read the file, which is JSON if its name ends in .json, and else TOML. Rank 0 writes it.
 
-    The limit is five minutes (one with --short).
+    The limit is five minutes.
     """
-    limit_s = _LIMITS_S["short" if short else "long"]
+    limit_s = _LIMITS_S["long"]
     giving_up = f"the ranks have not been measured within {limit_s:g} s: one hangs, or their link is very slow"
     with init() as world:
         if world.rank == 0:
