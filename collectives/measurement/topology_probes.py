@@ -12,6 +12,7 @@ Used by: ``unisono calibrate topology``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +31,9 @@ from unisono.tuning.measure.host_groups import Groups, levels_of_hosts, pairs_be
 _MOST_HOSTS = 256
 _SHORT_NBYTES, _LONG_NBYTES = 8, 1 << 20
 _DTYPE = "float32"
-# The time for each message size of a pair of hosts.
-_DISTANCE_S = 0.1
+# The time for each message size of a pair of hosts at a visit. All pairs are visited several times, so that other work
+# on the hosts does not disturb all visits of a pair.
+_DISTANCE_S, _VISITS = 0.03, 3
 
 Ranks = Sequence[Sequence[int]]
 
@@ -72,16 +74,16 @@ def topology_measured(comm: Communicator, name: str, *, short: bool) -> Descript
 
 def _distances(comm: Communicator, hosts: Ranks) -> list[list[list[float]]]:
     """Return the seconds of a short message, and of each further byte of a long one, between each two hosts."""
-    times = np.zeros((2, len(hosts), len(hosts)))
-    for pairs in turns(len(hosts)):
+    times = np.zeros((_VISITS, 2, len(hosts), len(hosts)))
+    for visit, pairs in product(range(_VISITS), turns(len(hosts))):
         for pair in pairs:
             ranks = [hosts[host][0] for host in pair]
             if comm.rank in ranks:
                 with comm.subgroup(ranks) as both:
-                    times[:, pair[0], pair[1]] = _distance(both)
+                    times[visit, :, pair[0], pair[1]] = _distance(both)
         comm.barrier()
-    times = comm.allreduce(np.maximum(times, times.transpose(0, 2, 1)), "max")
-    result: list[list[list[float]]] = times.tolist()
+    times = comm.allreduce(np.maximum(times, times.transpose(0, 1, 3, 2)), "max")
+    result: list[list[list[float]]] = times.min(axis=0).tolist()
     return result
 
 

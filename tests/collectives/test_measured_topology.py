@@ -29,6 +29,7 @@ def two_cities() -> Area:
     return Area((AccessLine(),) * 4, ways)
 
 
+@pytest.mark.night
 @needs_wide_area
 def test_measured_levels_are_groups_of_hosts(
     wide_area_of: Callable[[Area], WideAreaNetwork], tmp_path: Path, capsys: pytest.CaptureFixture[str]
