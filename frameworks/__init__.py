@@ -2,6 +2,7 @@
 
 arrays: arrays of any library as flat numpy arrays.
 pending: the protocol of a call in flight.
+sparse_sums: sums of sparse vectors, for the largest elements of gradients and sparse tensors.
 data_parallel/: parameters, samples, metrics, norms and hybrid groups.
 gradients/: the gradient engine.
 outer/: training in which ranks take many steps alone, and an outer optimizer joins their changes.

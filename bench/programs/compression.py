@@ -23,6 +23,7 @@ from unisono import Communicator
 from unisono.frameworks.gradients.compression import compression_of
 from unisono.frameworks.gradients.layout import Piece
 from unisono.frameworks.gradients.stages import Flat
+from unisono.frameworks.sparse_sums import SparseSums
 
 DEFAULT = (
     *("float16", "bfloat16", "int8", "float8", "int4", "onebit"),
@@ -77,7 +78,8 @@ def cost(compression: str, elements: int, rounds: int) -> ReductionCost:
     memory = x.copy()
     state = {kind: np.zeros(elements, np.float32) for kind in form.state}
     communicators = [cast(Communicator, comm)] * len(form.calls)
-    stages = form.stages(Flat(communicators, memory, state, [Piece(0, elements, _COLUMNS)], "avg", None))
+    sums, pieces = SparseSums(communicators[0]), [Piece(0, elements, _COLUMNS)]
+    stages = form.stages(Flat(communicators, sums, memory, state, pieces, "avg", None))
     times = []
     for _ in range(_WARMUP + rounds):
         memory[...] = x

@@ -9,6 +9,7 @@
 - `host_orders.py`: the order of far hosts against all orders, simulated and across a wide-area network.
 - `contention.py`: new and old algorithms on networks with shared links, simulated.
 - `cluster.py`: collectives of a real cluster, simulated on a description that its data gives.
+- `sparse_sums.py`: sums of sparse vectors beside gathering all rows.
 - `scaling.py`: published scaling studies, repeated by the simulator.
 - `horovod_itself.py`: training steps of Horovod. `mpi_ring.py`: our ring over the messages of MPI.
   `halo_exchange.py`: halos beside MPI's neighbourhood calls.

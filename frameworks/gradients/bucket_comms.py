@@ -33,6 +33,7 @@ from unisono.frameworks.gradients.on_device import (
 from unisono.frameworks.gradients.stages import Flat
 from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
 from unisono.frameworks.pending import Pending
+from unisono.frameworks.sparse_sums import SparseSums
 
 # How long `cause_of` waits for the error of each reduction.
 _ERROR_WAIT_S = 1.0
@@ -76,13 +77,14 @@ def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression:
 
 
 class _BucketComm(NamedTuple):
-    """One bucket communicator: a communicator for each collective of a reduction, and the queue between the two.
+    """One bucket communicator: a communicator for each collective of a reduction, the queue between the two, and sums.
 
     For buckets on a device it is one communicator, with a stream and a thread in `on_device`.
     """
 
     communicators: Sequence[Communicator]
     queue: ReductionQueue
+    sparse_sums: SparseSums
     on_device: DeviceBucketComm | None = None
 
     def bind(self, core: int) -> None:
@@ -128,7 +130,8 @@ class BucketComms:
         while len(self._comms) < self._count:
             communicators = [self._world.dup() for _ in range(collectives)]
             on_device = None if workspace is None else DeviceBucketComm(communicators[0], workspace)
-            comm = _BucketComm(communicators, ReductionQueue(), on_device)
+            sums = SparseSums(communicators[0], is_own=True)
+            comm = _BucketComm(communicators, ReductionQueue(), sums, on_device)
             if self._cores:
                 comm.bind(self._cores[len(self._comms) % len(self._cores)])
             self._comms.append(comm)
@@ -157,14 +160,14 @@ class BucketComms:
             state: by kind, the state of the bucket, float32; None if the bucket is not compressed.
             pieces: the gradients in the bucket.
         """
-        communicators, queue, on_device = self._comms[(step + place) % len(self._comms)]
+        communicators, queue, sparse_sums, on_device = self._comms[(step + place) % len(self._comms)]
         if on_device is not None:
             residual = None if state is None else state["residuals"]
             return reduction_on(on_device, memory, residual, self._compression, self._op, self._timeout_s)
         if state is None or self._form is None:
             plan = communicators[0].plan("allreduce", memory, op=self._op, out=memory, timeout_s=self._timeout_s)
             return partial(plan, wait=False)
-        flat = Flat(communicators, memory, state, pieces, self._op, self._timeout_s)
+        flat = Flat(communicators, sparse_sums, memory, state, pieces, self._op, self._timeout_s)
         return partial(queue.start, self._form.stages(flat))
 
     def nbytes_sent(self) -> int:

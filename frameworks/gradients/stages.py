@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from unisono import Communicator, Work
+from unisono import Communicator
 from unisono.frameworks.arrays import Array
 from unisono.frameworks.gradients.layout import Piece
+from unisono.frameworks.pending import Pending
+from unisono.frameworks.sparse_sums import SparseSums
 
-Start: TypeAlias = Callable[[], Work[Any]]
+Start: TypeAlias = Callable[[], Pending]
 
 
 class Stages(NamedTuple):
@@ -35,6 +37,7 @@ class Flat(NamedTuple):
 
     Attributes:
         communicators: one for each collective of the reduction.
+        sparse_sums: computes sums on the first of them, for a compression that makes no other calls there.
         memory: the elements, of a dtype of floats.
         state: the values that the compression keeps from one training step to the next, by their kind, such as
             "residual". Each kind is float32, with as many elements as `memory`.
@@ -44,6 +47,7 @@ class Flat(NamedTuple):
     """
 
     communicators: Sequence[Communicator]
+    sparse_sums: SparseSums
     memory: Array
     state: Mapping[str, Array]
     pieces: Sequence[Piece]

@@ -19,6 +19,7 @@ from unisono.frameworks.gradients.stages import Flat
 from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
 from unisono.frameworks.outer.notes import Note, are_equal, usual
 from unisono.frameworks.pending import Pending
+from unisono.frameworks.sparse_sums import SparseSums
 
 
 class Averages:
@@ -57,8 +58,9 @@ class Averages:
             plans = [self._comms[0].plan("allreduce", x, op="avg", out=x, timeout_s=timeout_s) for x in memories]
             self._starts: list[Any] = [partial(plan, wait=False) for plan in plans]
         else:
+            sums = SparseSums(self._comms[0], is_own=True)
             self._starts = [
-                partial(self._queue.start, form.stages(Flat(self._comms, x, state, parts, "avg", timeout_s)))
+                partial(self._queue.start, form.stages(Flat(self._comms, sums, x, state, parts, "avg", timeout_s)))
                 for x, state, parts in zip(memories, self.states, pieces, strict=True)
             ]
         self._timeout_s = timeout_s

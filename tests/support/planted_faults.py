@@ -438,8 +438,8 @@ FAULTS = (
     Fault(
         "torch_forgets_sparse_rows",
         "frameworks/torch/calls/sparse.py",
-        "elements = [count * row for count in counts]",
-        "elements = [count for count in counts]",
+        "indices, coordinates[axis] = np.divmod(indices, shape[axis])",
+        "indices, coordinates[axis] = np.divmod(indices, shape[0])",
         ("tests/frameworks/test_torch.py::test_torch_backend_makes_the_calls_of_gloo_and_more",),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""The sum of sparse tensors, as Gloo computes it: all ranks gather the elements of all ranks and add them up."""
+"""The sum of sparse tensors, as Gloo computes it, by `SparseSums`: an element of several ranks travels once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 import torch
 
 from unisono import Communicator, UsageError
-from unisono.frameworks.arrays import same_bits
+from unisono.frameworks.arrays import Array
+from unisono.frameworks.sparse_sums import SparseSum, SparseSums
 from unisono.frameworks.torch.calls.operations import operation
-from unisono.frameworks.torch.calls.tensors import CallTensors
-from unisono.frameworks.torch.calls.work import JoinedCalls, Work, WorkKeeper
+from unisono.frameworks.torch.calls.tensors import array_of, tensor_of
+from unisono.frameworks.torch.calls.work import Work, WorkKeeper
 
 
-def allreduce(communicator: Communicator, tensor: Any, opts: Any, keeper: WorkKeeper) -> Work:
+def allreduce(communicator: Communicator, sums: SparseSums, tensor: Any, opts: Any, keeper: WorkKeeper) -> Work:
     """Start to replace a tensor in coordinate format by the sum of the tensors of all ranks.
 
-    It waits only for a first exchange, of the number of elements of each rank.
+    It waits only for a first exchange, of the shape of each rank.
 
     Raises:
         UsageError: `opts` asks for another operation, or the shape of the tensor differs between ranks.
@@ -29,20 +30,20 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, keeper: WorkKe
             "sparse tensors must be in coordinate format, and op must be SUM: otherwise pass tensor.to_dense()"
         )
     own = tensor.detach().coalesce()
-    facts = np.array([own.values().size(0), own.sparse_dim(), *own.shape])
+    facts = np.array([own.sparse_dim(), *own.shape])
     all_facts = communicator.allgather(facts[np.newaxis])
-    if (all_facts[:, 1:] != facts[1:]).any():
-        raise UsageError(f"sparse tensors must have one shape on all ranks; got {all_facts[:, 2:].tolist()}")
-    works, total = _gathered(communicator, own, all_facts[:, 0].tolist())
+    if (all_facts != facts).any():
+        raise UsageError(f"sparse tensors must have one shape on all ranks; got {all_facts[:, 1:].tolist()}")
+    started, total = _start(sums, own, wait=not opts.asyncOp)
 
     def finish() -> None:
         with torch.no_grad():
             tensor.copy_(total())
 
-    return Work(JoinedCalls(works), [tensor], finish, keeper)
+    return Work(started, [tensor], finish, keeper)
 
 
-def total_of(communicator: Communicator, parameter: Any) -> Any:
+def total_of(communicator: Communicator, sums: SparseSums, parameter: Any) -> Any:
     """Return the sum of all ranks' sparse gradients of one parameter. All ranks call it, also those without a gradient.
 
     Raises:
@@ -50,40 +51,49 @@ def total_of(communicator: Communicator, parameter: Any) -> Any:
     """
     gradient = parameter.grad
     own = None if gradient is None else gradient.detach().coalesce()
-    facts = np.array([[0, 0] if own is None else [own.values().size(0), own.sparse_dim()]])
-    all_facts = communicator.allgather(facts)
-    dimensions = int(all_facts[:, 1].max())
-    if not np.isin(all_facts[:, 1], (0, dimensions)).all():
-        numbers = all_facts[:, 1].tolist()
+    all_facts = communicator.allgather(np.array([0 if own is None else own.sparse_dim()]))
+    dimensions = int(all_facts.max())
+    if not np.isin(all_facts, (0, dimensions)).all():
+        numbers = all_facts.tolist()
         raise UsageError(f"sparse gradients must have equal numbers of sparse dimensions on all ranks; got {numbers}")
     if own is None:
         indices = torch.empty((dimensions, 0), dtype=torch.int64, device=parameter.device)
-        values = parameter.new_empty((0, *parameter.shape[dimensions:]))
+        values = parameter.detach().new_empty((0, *parameter.shape[dimensions:]))
         own = torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)
-    works, total = _gathered(communicator, own, all_facts[:, 0].tolist())
-    for work in works:
-        work.wait()
+    _, total = _start(sums, own, wait=True)
     return total()
 
 
-def _gathered(communicator: Communicator, own: Any, counts: list[int]) -> tuple[list[Any], Callable[[], Any]]:
-    """Start to gather the elements of coalesced tensors of `counts` elements on the ranks.
+def _start(sums: SparseSums, own: Any, *, wait: bool) -> tuple[SparseSum, Callable[[], Any]]:
+    """Start the sum of coalesced tensors of one shape.
 
     Returns:
-        The calls, and a function that returns the sum of the tensors when the calls have ended.
+        The sum, and a function that returns it as a tensor when it has ended.
     """
-    works, gathered, stage = [], [], CallTensors()
-    for part in (own.indices().t().contiguous(), own.values().contiguous()):
-        row = prod(part.shape[1:])
-        whole = part.new_empty((sum(counts), *part.shape[1:]))
-        elements = [count * row for count in counts]
-        works.append(communicator.allgatherv(stage.read(part), elements, out=stage.write(whole), wait=False))
-        gathered.append(whole)
+    shape = tuple(own.shape[: own.sparse_dim()])
+    values = array_of(own.values().resolve_conj().resolve_neg())
+    started = sums.start(_flat(array_of(own.indices()), shape), values, prod(shape), wait=wait)
 
-    @same_bits
     def total() -> Any:
-        indices, values = gathered
-        stage.finish()
-        return torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=False).coalesce()
+        indices, values = started.result()
+        coordinates = torch.from_numpy(_coordinates(indices, shape)).to(own.device)
+        rows = tensor_of(values).to(own.device)
+        return torch.sparse_coo_tensor(coordinates, rows, own.shape, is_coalesced=True, check_invariants=False)
 
-    return works, total
+    return started, total
+
+
+def _flat(coordinates: Array, shape: tuple[int, ...]) -> Array:
+    """Return the indices in C order of elements by their coordinates, one row for each axis."""
+    indices = np.zeros(coordinates.shape[1], np.int64)
+    for length, along in zip(shape, coordinates, strict=True):
+        indices = indices * length + along
+    return indices
+
+
+def _coordinates(indices: Array, shape: tuple[int, ...]) -> Array:
+    """Return the coordinates of elements by their indices in C order."""
+    coordinates = np.empty((len(shape), indices.size), np.int64)
+    for axis in reversed(range(len(shape))):
+        indices, coordinates[axis] = np.divmod(indices, shape[axis])
+    return coordinates

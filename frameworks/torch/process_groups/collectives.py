@@ -24,6 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.profiler import record_function
 
 from unisono import Communicator, Op, UnisonoError, UsageError
+from unisono.frameworks.sparse_sums import SparseSums
 from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.calls.errors import torch_error
 from unisono.frameworks.torch.calls.operations import operation
@@ -125,6 +126,7 @@ class Collectives:
 
     Attributes:
         _communicator: carries the calls.
+        _sparse_sums: computes the sums of sparse tensors.
         _keeper: holds the works of calls in flight.
         _rounding: by dtype, the arguments of reductions for `reproducible` and `accumulate`.
         _limit_s: the time limit of calls to which the program passes none; None for that of the communicator.
@@ -132,6 +134,7 @@ class Collectives:
     """
 
     _communicator: Communicator
+    _sparse_sums: SparseSums
     _keeper: WorkKeeper
     _rounding: Mapping[Any, Mapping[str, Any]]
     _limit_s: float | None
@@ -154,7 +157,7 @@ class Collectives:
             from unisono.frameworks.torch.calls import sparse
 
             self._collectives += 1
-            work = sparse.allreduce(self._communicator, tensor, opts, self._keeper)
+            work = sparse.allreduce(self._communicator, self._sparse_sums, tensor, opts, self._keeper)
             return work if opts.asyncOp else _wait(work)
         stage = GpuStage()
         x = stage.write(tensor)

@@ -19,6 +19,7 @@ import torch.distributed.distributed_c10d as c10d
 
 import unisono
 from unisono import Communicator, UnisonoError
+from unisono.frameworks.sparse_sums import SparseSums
 from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.calls.errors import CallError, torch_error
 from unisono.frameworks.torch.calls.work import THREADS, WorkKeeper
@@ -71,6 +72,7 @@ class GroupOperations(Collectives, PointToPoint):
     def _begin(self, communicator: Communicator, store: Any, timeout: timedelta, token: str) -> None:
         """Set the attributes of a group whose ranks have met."""
         self._communicator = communicator
+        self._sparse_sums = SparseSums(communicator)
         self._store = store
         self._timeout = timeout
         self._token = token

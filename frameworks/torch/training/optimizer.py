@@ -11,6 +11,7 @@ import torch
 from unisono import Communicator, GradientReducer, UnisonoError, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
 from unisono.frameworks.gradients.priorities import Arriving
+from unisono.frameworks.sparse_sums import SparseSums
 from unisono.frameworks.torch.calls import sparse
 from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.calls.tensors import array_of, tensor_of
@@ -112,6 +113,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if groups is not None:
             self.hybrid = HybridGroups(world, self._parameters, groups=groups, staleness=staleness)
         self._world = self.hybrid.group if self.hybrid is not None else world
+        self._sparse_sums = SparseSums(self._world)
         self.reducer = GradientReducer(
             self._world, priorities=priorities, parameters=self._trainable.own, verify_every=verify_every, **options
         )
@@ -294,7 +296,7 @@ class DistributedOptimizer(WrappedOptimizer):
         """Return the function that gathers a sparse gradient when the average of its placeholder is there."""
 
         def total(_: Any) -> Any:
-            total = sparse.total_of(self._world, self._parameters[name])
+            total = sparse.total_of(self._world, self._sparse_sums, self._parameters[name])
             return total / self._world.size if self._averages else total
 
         return total

@@ -41,6 +41,7 @@ def reductions() -> Iterator[tuple[str, Call]]:
     yield "all_reduce transposed", lambda group: in_place(data(4, 6).t(), group, dist.ReduceOp.SUM)
     yield "all_reduce leaf", lambda group: in_place(data(3).requires_grad_(), group, dist.ReduceOp.SUM)
     yield "all_reduce sparse", sparse
+    yield "all_reduce sparse async", sparse_later
     yield "all_reduce async", later
     for root in range(SIZE):
         yield f"reduce to {root}", lambda group, r=root: at_root(r, group)
@@ -60,6 +61,19 @@ def sparse(group: Any) -> list[Any]:
     tensor = torch.sparse_coo_tensor(indices, values, (SIZE, 3), check_invariants=False)
     dist.all_reduce(tensor, group=group)
     return [tensor.to_dense()]
+
+
+def sparse_later(group: Any) -> list[Any]:
+    rows = torch.tensor([[RANK, 1], [2, 1], [0, RANK]])
+    tensors = [
+        torch.sparse_coo_tensor(rows, data(2, 4, dtype=dtype), (SIZE, 3, SIZE, 4), check_invariants=False)
+        for dtype in (torch.float64, torch.float32)
+    ]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    dist.barrier(group)
+    for work in works:
+        work.wait()
+    return [tensor.to_dense() for tensor in tensors]
 
 
 def later(group: Any) -> list[Any]:

@@ -116,6 +116,7 @@ PROGRAMS = {
         "replay": "Campaigns and the model on recorded times.",
         "scaling": "Published scaling studies, repeated by the simulator.",
         "selection": "Choices at unmeasured numbers of ranks.",
+        "sparse_sums": "Sums of sparse vectors beside gathering all rows.",
     },
 }
 
