@@ -52,7 +52,7 @@ _DENSE = -1  # in place of the number of rows
 _HEADER_NBYTES = 8
 
 
-class Rows(NamedTuple):
+class SparseRows(NamedTuple):
     """Some rows of a vector, or in the dense form all of them.
 
     Attributes:
@@ -68,7 +68,7 @@ class Rows(NamedTuple):
         return self.places.dtype == np.bool_
 
 
-class Form(NamedTuple):
+class SparseForm(NamedTuple):
     """The facts of a sum on which all ranks agree, with the forms of its rows on the wire.
 
     Attributes:
@@ -100,55 +100,55 @@ class Form(NamedTuple):
         """Return whether `count` rows take fewer bytes in the dense form."""
         return count * self.row_nbytes > self.dense_nbytes
 
-    def dense(self, rows: Rows) -> Rows:
+    def dense(self, rows: SparseRows) -> SparseRows:
         """Return rows in the dense form."""
         if rows.is_dense:
             return rows
         places, values = np.zeros(self.length, np.bool_), np.zeros((self.length, self.width), self.dtype)
         places[rows.places], values[rows.places] = True, rows.values
-        return Rows(places, values)
+        return SparseRows(places, values)
 
-    def shorter(self, rows: Rows) -> Rows:
+    def shorter(self, rows: SparseRows) -> SparseRows:
         """Return rows that are not dense in the form that takes fewer bytes."""
         return self.dense(rows) if self.is_shorter_dense(rows.places.size) else rows
 
-    def added(self, low: Rows, high: Rows) -> Rows:
+    def added(self, low: SparseRows, high: SparseRows) -> SparseRows:
         """Return the sum of the rows of lower ranks and of higher ranks, in the shorter form."""
         if low.is_dense or high.is_dense:
             low, high = self.dense(low), self.dense(high)
-            return Rows(low.places | high.places, low.values + high.values)
+            return SparseRows(low.places | high.places, low.values + high.values)
         union = np.union1d(low.places, high.places)
         values = np.zeros((union.size, self.width), self.dtype)
         values[np.searchsorted(union, low.places)] = low.values
         values[np.searchsorted(union, high.places)] += high.values
-        return self.shorter(Rows(union, values))
+        return self.shorter(SparseRows(union, values))
 
-    def added_all(self, rows: Rows, counts: Sequence[int]) -> Rows:
+    def added_all(self, rows: SparseRows, counts: Sequence[int]) -> SparseRows:
         """Return the sum of the rows of all ranks, which follow each other; rank r has `counts[r]` of them."""
         union, slots = np.unique(rows.places, return_inverse=True)
         values, start = np.zeros((union.size, self.width), self.dtype), 0
         for count in counts:
             values[slots[start : start + count]] += rows.values[start : start + count]
             start += count
-        return Rows(union, values)
+        return SparseRows(union, values)
 
-    def packed(self, rows: Rows) -> Array:
+    def packed(self, rows: SparseRows) -> Array:
         """Return rows as one array of bytes: the number of rows, the values, and the places."""
         header = np.array([_DENSE if rows.is_dense else rows.places.size])
         places = np.packbits(rows.places) if rows.is_dense else rows.places.astype(self.place, copy=False)
         return np.concatenate([_bytes(part) for part in (header, rows.values, places)])
 
-    def unpacked(self, packed: Array) -> Rows:
+    def unpacked(self, packed: Array) -> SparseRows:
         """Return the rows that `packed` has written."""
         header = int(packed[:_HEADER_NBYTES].view(np.int64)[0])
         count = self.length if header == _DENSE else header
         end = _HEADER_NBYTES + count * self.width * self.dtype.itemsize
         values = packed[_HEADER_NBYTES:end].view(self.dtype).reshape(count, self.width)
         if header == _DENSE:
-            return Rows(np.unpackbits(packed[end:], count=count).view(np.bool_), values)
-        return Rows(packed[end:].view(self.place), values)
+            return SparseRows(np.unpackbits(packed[end:], count=count).view(np.bool_), values)
+        return SparseRows(packed[end:].view(self.place), values)
 
-    def records(self, rows: Rows) -> Array:
+    def records(self, rows: SparseRows) -> Array:
         """Return rows as records of equal size: the bytes of the index, and those of the values."""
         records = np.empty((rows.places.size, self.row_nbytes), np.uint8)
         size = self.place.itemsize
@@ -156,14 +156,14 @@ class Form(NamedTuple):
         records[:, size:] = _bytes(rows.values).reshape(len(records), self.row_nbytes - size)
         return records
 
-    def of_records(self, records: Array) -> Rows:
+    def of_records(self, records: Array) -> SparseRows:
         """Return the rows that `records` has written."""
         size = self.place.itemsize
         places, values = _bytes(records[:, :size]).view(self.place), _bytes(records[:, size:]).view(self.dtype)
-        return Rows(places, values.reshape(len(records), self.width))
+        return SparseRows(places, values.reshape(len(records), self.width))
 
 
-class Exchange(NamedTuple):
+class SparseExchange(NamedTuple):
     """The sum of the rows of all ranks, on a communicator of which nothing else uses the messages.
 
     Attributes:
@@ -174,25 +174,25 @@ class Exchange(NamedTuple):
     """
 
     comm: Communicator
-    form: Form
+    form: SparseForm
     counts: Sequence[int]
     deadline: Deadline
 
-    def way(self) -> Callable[[Rows], Rows]:
+    def way(self) -> Callable[[SparseRows], SparseRows]:
         """Return the way for these counts: a method that takes the rows of this rank, and returns the sum."""
         count = sum(self.counts)
         if self.comm.size <= _FEW_RANKS and not self.form.is_shorter_dense(count):
             return self.gathering
         return self.doubling if count * self.form.row_nbytes <= _FEW_NBYTES else self.splitting
 
-    def gathering(self, rows: Rows) -> Rows:
+    def gathering(self, rows: SparseRows) -> SparseRows:
         """Return the sum by gathering."""
         left_s = self.deadline.remaining_s()
         calls = [self.comm.allgatherv(part, self.counts, timeout_s=left_s, wait=False) for part in rows]
         places, values = (call.wait(left_s) for call in calls)
-        return self.form.added_all(Rows(places, values), self.counts)
+        return self.form.added_all(SparseRows(places, values), self.counts)
 
-    def doubling(self, rows: Rows) -> Rows:
+    def doubling(self, rows: SparseRows) -> SparseRows:
         """Return the sum by doubling."""
         rank, size, form = self.comm.rank, self.comm.size, self.form
         rows, power = form.shorter(rows), 1 << (size.bit_length() - 1)
@@ -210,14 +210,14 @@ class Exchange(NamedTuple):
             self._send(rows, rank + power)
         return rows
 
-    def splitting(self, rows: Rows) -> Rows:
+    def splitting(self, rows: SparseRows) -> SparseRows:
         """Return the sum by splitting."""
         comm, form, left = self.comm, self.form, self.deadline.remaining_s
         owners = rows.places % comm.size
         order = np.argsort(owners, kind="stable")
         sent = np.bincount(owners, minlength=comm.size)
         received = comm.alltoall(sent, timeout_s=left()).tolist()
-        records = form.records(Rows(rows.places[order], rows.values[order]))
+        records = form.records(SparseRows(rows.places[order], rows.values[order]))
         records = comm.alltoallv(records, sent.tolist(), received, timeout_s=left())
         part = form.added_all(form.of_records(records), received)
         counts = comm.allgather(np.array([part.places.size]), timeout_s=left()).tolist()
@@ -225,19 +225,19 @@ class Exchange(NamedTuple):
             return self._gathered_dense(part)
         whole = form.of_records(comm.allgatherv(form.records(part), counts, timeout_s=left()))
         order = np.argsort(whole.places, kind="stable")
-        return Rows(whole.places[order], whole.values[order])
+        return SparseRows(whole.places[order], whole.values[order])
 
-    def _gathered_dense(self, part: Rows) -> Rows:
+    def _gathered_dense(self, part: SparseRows) -> SparseRows:
         """Return the parts of all ranks in the dense form; rank i has the rows whose index is i modulo their number."""
         size, length = self.comm.size, self.form.length
         of_rank = [range(owner, length, size) for owner in range(size)]
         own = self.form._replace(length=len(of_rank[self.comm.rank]))
-        dense = own.dense(Rows(part.places // size, part.values))
+        dense = own.dense(SparseRows(part.places // size, part.values))
         values = self._gathered(
             _bytes(dense.values), [len(each) * self.form.width for each in of_rank], self.form.dtype
         )
         bits = self._gathered(np.packbits(dense.places), [-(-len(each) // 8) for each in of_rank], np.dtype(np.uint8))
-        whole = Rows(np.empty(length, np.bool_), np.empty((length, self.form.width), self.form.dtype))
+        whole = SparseRows(np.empty(length, np.bool_), np.empty((length, self.form.width), self.form.dtype))
         for owner, indices in enumerate(of_rank):
             whole.places[owner::size] = np.unpackbits(bits[owner], count=len(indices)).view(np.bool_)
             whole.values[owner::size] = values[owner].reshape(len(indices), self.form.width)
@@ -249,15 +249,15 @@ class Exchange(NamedTuple):
         whole = self.comm.allgatherv(part, nbytes, timeout_s=self.deadline.remaining_s())
         return np.split(whole.view(dtype), np.cumsum(counts)[:-1])
 
-    def _send(self, rows: Rows, peer: int) -> None:
+    def _send(self, rows: SparseRows, peer: int) -> None:
         self.comm.send(self.form.packed(rows), peer, timeout_s=self.deadline.remaining_s())
 
-    def _received(self, peer: int) -> Rows:
+    def _received(self, peer: int) -> SparseRows:
         message = self.comm.probe(peer, timeout_s=self.deadline.remaining_s())
         packed = np.empty(message.count, np.uint8)
         return self.form.unpacked(self.comm.recv(packed, peer, timeout_s=self.deadline.remaining_s()))
 
-    def _exchanged(self, rows: Rows, peer: int) -> Rows:
+    def _exchanged(self, rows: SparseRows, peer: int) -> SparseRows:
         """Send rows to a rank, and return those that it sends at the same time."""
         sending = self.comm.send(self.form.packed(rows), peer, timeout_s=self.deadline.remaining_s(), wait=False)
         other = self._received(peer)
@@ -368,16 +368,20 @@ _FAULTS: Sequence[tuple[Callable[[Any, Any, Any], Any], str]] = (
 
 def _sum(comm: Communicator, deadline: Deadline, indices: Any, values: Any, length: Any) -> tuple[Array, Array]:
     form, counts = _agreed(comm, deadline, indices, values, length)
-    rows = Rows(indices.astype(form.place, copy=False), np.ascontiguousarray(values).reshape(len(values), form.width))
-    exchange = Exchange(comm, form, counts, deadline)
+    rows = SparseRows(
+        indices.astype(form.place, copy=False), np.ascontiguousarray(values).reshape(len(values), form.width)
+    )
+    exchange = SparseExchange(comm, form, counts, deadline)
     with np.errstate(over="ignore", invalid="ignore"):
         total = same_bits(exchange.way())(rows)
     if total.is_dense:
-        total = Rows(np.flatnonzero(total.places), total.values[total.places])
+        total = SparseRows(np.flatnonzero(total.places), total.values[total.places])
     return total.places, total.values.reshape(len(total.places), *values.shape[1:])
 
 
-def _agreed(comm: Communicator, deadline: Deadline, indices: Any, values: Any, length: Any) -> tuple[Form, list[int]]:
+def _agreed(
+    comm: Communicator, deadline: Deadline, indices: Any, values: Any, length: Any
+) -> tuple[SparseForm, list[int]]:
     """Return the facts of a sum, and the number of rows of each rank.
 
     Raises:
@@ -396,7 +400,7 @@ def _agreed(comm: Communicator, deadline: Deadline, indices: Any, values: Any, l
         if (facts[:, column] != facts[0, column]).any():
             shown = [_NAMES[each] for each in facts[:, column]] if fact == "dtype" else facts[:, column].tolist()
             raise UsageError(f"sparse vectors must have one {fact} on all ranks; got {shown}")
-    return Form(own[1], own[2], values.dtype), facts[:, 4].tolist()
+    return SparseForm(own[1], own[2], values.dtype), facts[:, 4].tolist()
 
 
 def _is_array(x: Any) -> bool:

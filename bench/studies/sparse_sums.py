@@ -23,7 +23,7 @@ from rich.table import Table
 import unisono as un
 from unisono import Communicator
 from unisono.foundation.program import begin
-from unisono.frameworks.sparse_sums import Form, Rows, SparseSums
+from unisono.frameworks.sparse_sums import SparseForm, SparseRows, SparseSums
 
 RANKS = (4, 8, 16, 64)
 TIMED_RANKS = (2, 4)
@@ -49,8 +49,8 @@ class Data(NamedTuple):
     exponent: float = 0.0
 
     @property
-    def form(self) -> Form:
-        return Form(self.length, self.width, np.dtype(np.float32))
+    def form(self) -> SparseForm:
+        return SparseForm(self.length, self.width, np.dtype(np.float32))
 
     def indices(self, rank: int) -> Any:
         """Return the ascending indices of a rank."""
@@ -60,10 +60,10 @@ class Data(NamedTuple):
         weights = np.arange(1, self.length + 1) ** -self.exponent
         return np.unique(random.choice(self.length, self.draws, p=weights / weights.sum()))
 
-    def rows(self, rank: int) -> Rows:
+    def rows(self, rank: int) -> SparseRows:
         """Return the rows of a rank."""
         indices = self.indices(rank)
-        return Rows(indices, np.full((indices.size, self.width), 1 + rank, np.float32))
+        return SparseRows(indices, np.full((indices.size, self.width), 1 + rank, np.float32))
 
 
 DATA = (
@@ -86,7 +86,7 @@ def received(data: Data, size: int) -> dict[str, int]:
     }
 
 
-def _received_by_doubling(form: Form, vectors: Sequence[Rows]) -> int:
+def _received_by_doubling(form: SparseForm, vectors: Sequence[SparseRows]) -> int:
     """Return the bytes that the busiest rank receives, of a power of two of ranks."""
     nbytes, current = np.zeros(len(vectors), np.int64), [form.shorter(rows) for rows in vectors]
     distance = 1
@@ -99,7 +99,7 @@ def _received_by_doubling(form: Form, vectors: Sequence[Rows]) -> int:
     return int(nbytes.max())
 
 
-def _received_by_splitting(form: Form, vectors: Sequence[Rows]) -> int:
+def _received_by_splitting(form: SparseForm, vectors: Sequence[SparseRows]) -> int:
     size = len(vectors)
     sent = np.array([np.bincount(rows.places % size, minlength=size) for rows in vectors])
     parts = np.bincount(np.unique(np.concatenate([rows.places for rows in vectors])) % size, minlength=size)
@@ -109,12 +109,12 @@ def _received_by_splitting(form: Form, vectors: Sequence[Rows]) -> int:
     return int((first + second).max())
 
 
-def gathered(comm: Communicator, form: Form, rows: Rows) -> Rows:
+def gathered(comm: Communicator, form: SparseForm, rows: SparseRows) -> SparseRows:
     """Return the sum after gathering the rows of all ranks, as before `SparseSums`."""
     counts = comm.allgather(np.array([rows.places.size])).tolist()
     places = comm.allgatherv(rows.places, counts, wait=False)
     values = comm.allgatherv(rows.values, counts, wait=False)
-    return form.added_all(Rows(places.wait(), values.wait()), counts)
+    return form.added_all(SparseRows(places.wait(), values.wait()), counts)
 
 
 def _times(world: Communicator, number: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from support.deadlines import DEADLINE_S
 from support.outcomes import error_of
 
 from unisono.frameworks import sparse_sums
-from unisono.frameworks.sparse_sums import Form, Rows, SparseSums
+from unisono.frameworks.sparse_sums import SparseForm, SparseRows, SparseSums
 from unisono.launchers.launch import Pool
 
 bounded = settings(max_examples=40, deadline=None, derandomize=True)
@@ -61,19 +61,19 @@ def expected(size: int, length: int, counts: tuple[int, ...], shape: tuple[int, 
 
 
 @st.composite
-def rows(draw: st.DrawFn, form: Form) -> Rows:
+def rows(draw: st.DrawFn, form: SparseForm) -> SparseRows:
     indices = draw(st.lists(st.integers(0, form.length - 1), unique=True, max_size=form.length).map(sorted))
     values = np.random.default_rng(len(indices)).integers(1, 9, (len(indices), form.width)).astype(form.dtype)
-    some = Rows(np.array(indices, form.place), values)
+    some = SparseRows(np.array(indices, form.place), values)
     return form.dense(some) if draw(st.booleans()) else some
 
 
-forms = st.builds(Form, st.integers(1, 30), st.integers(1, 3), st.sampled_from(["float32", "int8"]).map(np.dtype))
+forms = st.builds(SparseForm, st.integers(1, 30), st.integers(1, 3), st.sampled_from(["float32", "int8"]).map(np.dtype))
 
 
 @bounded
 @given(st.data(), forms)
-def test_rows_survive_the_wire_in_both_forms(data: Any, form: Form) -> None:
+def test_rows_survive_the_wire_in_both_forms(data: Any, form: SparseForm) -> None:
     some = data.draw(rows(form))
     again = form.unpacked(form.packed(some))
     assert again.is_dense == some.is_dense
@@ -85,7 +85,7 @@ def test_rows_survive_the_wire_in_both_forms(data: Any, form: Form) -> None:
 
 @bounded
 @given(st.data(), forms)
-def test_sum_of_two_is_in_the_shorter_form_and_adds_equal_indices(data: Any, form: Form) -> None:
+def test_sum_of_two_is_in_the_shorter_form_and_adds_equal_indices(data: Any, form: SparseForm) -> None:
     low, high = data.draw(rows(form)), data.draw(rows(form))
     total = form.added(low, high)
     left, right, whole = form.dense(low), form.dense(high), form.dense(total)
@@ -96,10 +96,10 @@ def test_sum_of_two_is_in_the_shorter_form_and_adds_equal_indices(data: Any, for
 
 
 def test_dense_form_begins_where_it_takes_fewer_bytes() -> None:
-    form = Form(800, 1, np.dtype(np.float32))
+    form = SparseForm(800, 1, np.dtype(np.float32))
     assert (form.row_nbytes, form.dense_nbytes) == (8, 3300)
     assert [form.is_shorter_dense(count) for count in (412, 413)] == [False, True]
-    assert Form(1 << 33, 1, np.dtype(np.float32)).row_nbytes == 12
+    assert SparseForm(1 << 33, 1, np.dtype(np.float32)).row_nbytes == 12
 
 
 # --- sums of ranks ---------------------------------------------------------------------------------------------------
