@@ -61,7 +61,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test gate torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests mpi4py-own-tests mpi4py-clients engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package wheel bench compared-bench campaign leaks gpu gpu-wheel peers docs clean help
+.PHONY: setup everything demo test gate torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests mpi4py-own-tests mpi4py-clients mpi4py-osu engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package wheel bench compared-bench campaign leaks gpu gpu-wheel peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -100,6 +100,9 @@ mpi4py-own-tests: $(STAMPS)/dev-$(KEY) ## Run mpi4py's own tests over unisono.co
 
 mpi4py-clients: $(STAMPS)/dev-$(KEY) ## Test programs of mpi4py over Unisono and Open MPI; libraries are installed in .mpi4py-clients
 	@$(BIN)/python scripts/tests_with.py $@ $(PYTEST)
+
+mpi4py-osu: $(STAMPS)/dev-$(KEY) ## Measure mpi4py's OSU benchmarks over Unisono and over MPIs in turn
+	@$(BIN)/python scripts/mpi4py_osu.py
 
 jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays run
 

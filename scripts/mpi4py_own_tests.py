@@ -151,7 +151,7 @@ def command(label: str, name: str, size: int, folder: Path) -> tuple[list[str], 
     words = [__file__, "--folder", str(folder), "--rank", name]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).strip(":")}
     if label not in MPIS:
-        environ |= {"UNISONO_TRANSPORTS": label, "UNISONO_TIMEOUT_S": "20"}
+        environ |= {"UNISONO_TRANSPORTS": label, "UNISONO_TIMEOUT_S": "200"}
         unisono = [sys.executable, "-m", "unisono", "run", "-n", str(size), "--mpi4py"]
         runner = ["-m", "mpi4py.futures"] if name == "test_futures" and size > 1 else []
         return [*unisono, *runner, *words, "--ours"], environ
