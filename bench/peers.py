@@ -125,6 +125,7 @@ ONE_CCL = {
 # mpi4py asks for MPI_THREAD_MULTIPLE. Its cost differs between libraries, so both levels are measured.
 SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "single"}
 MPI4JAX_RANKS = {PROGRAMS: "mpi4jax"}
+MPICH_YIELDS = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
 MPI_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp"}
 GLOO = {BACKEND: "gloo", "GLOO_SOCKET_IFNAME": "lo"}
 UNISONO_IN_TORCH = {BACKEND: "unisono"}
@@ -149,6 +150,16 @@ PEERS: dict[str, Library] = {
             "openmpi",
             AS_ROOT,
         ),
+        # For cores that other processes want too: waiting ranks yield between looks.
+        Library(
+            "openmpi-yield",
+            "mpi",
+            f"{OPEN_MPI} --mca mpi_yield_when_idle 1 {{worker}}",
+            "OMPI_COMM_WORLD_RANK",
+            "openmpi",
+            AS_ROOT,
+        ),
+        Library("mpich-yield", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich", MPICH_YIELDS),
         Library("mpich", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich"),
         Library("mpich-single", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich", SINGLE),
         Library("mpich-tcp", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich", MPI_OVER_TCP),

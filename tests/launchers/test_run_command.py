@@ -172,17 +172,35 @@ def test_rank_0_reads_the_terminal_only_in_its_foreground(script: Script, is_bac
     program = script("if rank == 0: print('read', ascii(sys.stdin.readline()))")
     words = [*RUN, "-n", "2", "--no-label", str(program)]
     shell = ["bash", "-ic", '"$@" & wait' if is_background else '"$@"', "bash", *words]
+    assert ("read ''" if is_background else "read 'typed\\n'") in output_in_terminal(shell, "typed\n")
+
+
+def output_in_terminal(command: list[str], typed: str = "") -> str:
     output = b""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execvp("bash", shell)
-    os.write(terminal, b"typed\n")
+        os.execvp(command[0], command)
+    os.write(terminal, typed.encode())
     with suppress(OSError):  # EIO is the end of a terminal
         while select.select([terminal], [], [], DEADLINE_S)[0]:
             output += os.read(terminal, 4096)
     os.close(terminal)
     os.waitpid(pid, 0)
-    assert ("read ''" if is_background else "read 'typed\\n'") in output.decode()
+    return output.decode()
+
+
+def test_ranks_have_process_groups_in_the_session_of_run_without_its_terminal(script: Script) -> None:
+    program = script("""
+        try:
+            os.open("/dev/tty", os.O_RDWR)
+        except OSError as error:
+            terminal = error.strerror
+        else:
+            terminal = "a terminal"
+        print(os.getpgid(0) == os.getpid(), os.getsid(0) == os.getsid(os.getppid()), terminal)
+    """)
+    output = output_in_terminal([*RUN, "-n", "2", "--no-label", str(program)])
+    assert output.count("True True No such device or address") == 2, output
 
 
 def test_run_sets_the_unisono_variables_of_each_rank(script: Script) -> None:

@@ -77,7 +77,7 @@ class _Request:
     environ: Mapping[str, str]
     folder: str
     cores: Sequence[int]
-    is_session: bool
+    has_group: bool
     preloaded: Sequence[str]
 
 
@@ -171,7 +171,7 @@ class ForkServer:
             return start_process(command, cores, environ)
         out, err = os.pipe(), os.pipe()
         try:
-            status_pipe = self._fork(command, environ, (out[1], err[1]), cores=cores, is_session=True)
+            status_pipe = self._fork(command, environ, (out[1], err[1]), cores=cores, has_group=True)
         finally:
             os.close(out[1])
             os.close(err[1])
@@ -194,9 +194,9 @@ class ForkServer:
         outputs: tuple[int, int],
         *,
         cores: Sequence[int] = (),
-        is_session: bool = False,
+        has_group: bool = False,
     ) -> int:
-        request = _Request(command, dict(environ), os.getcwd(), cores, is_session, self._modules)
+        request = _Request(command, dict(environ), os.getcwd(), cores, has_group, self._modules)
         status_pipe, status_end = os.pipe()
         data = pickle.dumps(request)
         try:
@@ -343,8 +343,8 @@ def _run_rank(request: _Request, descriptors: Sequence[int], of_server: Sequence
     _die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
-    if request.is_session:
-        os.setsid()
+    if request.has_group:
+        os.setpgid(0, 0)
     if request.cores:
         os.sched_setaffinity(0, request.cores)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE) for descriptor in descriptors]

@@ -8,7 +8,9 @@
 // A rank inherits the launcher's treatment of signals. Two inherited settings would break it, so they are undone here.
 // A rank that ignores SIGCHLD cannot learn the exit codes of its children. A rank that blocks SIGTERM, as the threads
 // of some programs do, cannot be stopped. Other signals stay ignored: a job under nohup must survive SIGHUP.
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -25,6 +27,17 @@ void reset_signals() {
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+// Moves this process into a process group of its own, without a controlling terminal. It stays in the session of the
+// launcher, because Linux may share the cores among sessions (sched_autogroup_enabled). Then a rank that yields its
+// core would not yield it to a rank of another session.
+void leave_terminal() {
+  ::setpgid(0, 0);
+  const int terminal = ::open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (terminal < 0) return;  // there is none
+  ::ioctl(terminal, TIOCNOTTY);
+  ::close(terminal);
 }
 
 // Binds this process to a list of cores. Returns whether the system allows it; an empty list binds to nothing.
@@ -49,6 +62,7 @@ int main(int count, char** arguments) {
   if (count < 4) return 2;
   reset_signals();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  leave_terminal();
   if (::getppid() != std::atoi(arguments[1])) return 1;  // it died before prctl took effect, so no signal will come
   if (!bind(arguments[2])) {
     std::fprintf(stderr, "unisono: cannot bind to cores %s: %s\n", arguments[2], std::strerror(errno));

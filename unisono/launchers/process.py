@@ -53,8 +53,8 @@ class Command:
 def own_stdin() -> int:
     """Return the standard input of this process for a rank; DEVNULL if it is closed, or a terminal of another job.
 
-    A rank has a session of its own, so the kernel would not stop it by SIGTTIN when it reads. If this process runs in
-    the background of a terminal, the rank would take from the shell what the user types.
+    A rank has no controlling terminal, so the kernel would not stop it by SIGTTIN when it reads. If this process runs
+    in the background of a terminal, the rank would take from the shell what the user types.
     """
     if sys.__stdin__ is None:
         return subprocess.DEVNULL
@@ -263,7 +263,10 @@ def _exec_rank() -> str:
 
 
 def start(command: Command, cores: Sequence[int], environ: Mapping[str, str]) -> Child:
-    """Start the process of a rank, bound to `cores` unless these are empty, with pipes for its output."""
+    """Start the process of a rank, bound to `cores` unless these are empty, with pipes for its output.
+
+    It soon moves into a process group of its own.
+    """
     return Child(
         [_exec_rank(), str(os.getpid()), ",".join(map(str, cores)), *command.argv],
         stdin=command.stdin,
@@ -271,13 +274,14 @@ def start(command: Command, cores: Sequence[int], environ: Mapping[str, str]) ->
         stderr=subprocess.PIPE,
         env=environ,
         pass_fds=command.descriptors,
-        start_new_session=True,
         bufsize=0,
     )
 
 
 class RankProcess:
-    """The process of a rank, in a session and a process group of its own. The kernel kills it if the launcher dies.
+    """The process of a rank, in a process group of its own. The kernel kills it if the launcher dies.
+
+    The rank stays in the launcher's session (`exec_rank.cpp` has the reason), but without its terminal.
 
     The kernel kills it when the *thread* that started it ends, so that thread must live as long as the rank.
 
@@ -308,8 +312,12 @@ class RankProcess:
 
     def signal(self, number: int) -> None:
         """Send a signal to the rank and to the processes that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
             os.killpg(self._popen.pid, number)
+        except ProcessLookupError:  # It has ended, or has only just started and has no group yet.
+            self._popen.send_signal(number)
+        except PermissionError:
+            pass
 
     def signal_if_caught(self, number: int) -> None:
         """Send a signal to the rank only, if it has a handler for it: without a handler, the signal would kill it."""
