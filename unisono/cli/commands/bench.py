@@ -88,6 +88,7 @@ PROGRAMS = {
         "bootstrap": "The time in which ranks start and meet.",
         "churn": "A swarm whose members are killed, stopped and cut off.",
         "compression": "The processor time of compressions of gradients.",
+        "crowded": "A collective on cores that other processes want too.",
         "ddp": "Training steps of DDP over Unisono and over Gloo.",
         "gradients": "The exposed communication of gradients.",
         "hybrid": "Hybrid groups beside synchronous training.",
