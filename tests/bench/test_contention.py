@@ -19,6 +19,18 @@ def test_gains_are_over_the_fastest_older_algorithm() -> None:
     assert str(new.contender) == "swing(lanes=2)"
 
 
+def test_scattered_jobs_send_less_between_groups_by_bine_than_by_binomial_trees(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = contention.machines()["fat tree"]
+    monkeypatch.setattr(contention, "machines", lambda: {"fat tree": machine})
+    monkeypatch.setattr(contention, "DRAWS", 3)
+    assert contention.main(["--scattered", "--json"]) == 0
+    far = {(row["collective"], row["contender"]): row["far"] for row in json.loads(capsys.readouterr().out)}
+    assert far["broadcast", "bine"] < far["broadcast", "binomial"]
+    assert far["allreduce", "bine"] < far["allreduce", "rabenseifner"]
+
+
 def test_study_runs_on_each_kind_of_network(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
