@@ -208,6 +208,7 @@ EXCEPTIONS = {
     },
     "bench/studies/contention.py": {
         "unisono.tuning.machine.parameters": "the simulator is what is tried",
+        "unisono.tuning.machine.placed_topology.PlacedTopology": "as above",
         "unisono.tuning.machine.topology": "as above",
         "unisono.tuning.simulator.simulate": "as above",
         "unisono.algorithms.catalogue.registry": "the algorithms that are simulated",
