@@ -190,27 +190,28 @@ def _of_protocol(x: Any, name: str) -> FlatArray:
 
 
 def _of_torch(x: Any, name: str) -> FlatArray:
-    stage = _stage_type()()
-    try:
-        flat = stage.write(x)
-    except UsageError as error:
-        raise UsageError(f"{name} cannot be used: {error.message}") from None
-
-    copied_back = (lambda: (stage.finish(), x)[1]) if stage.has_copies else None
-    lent = FlatArray(x, flat, tuple(x.shape), copied_back=copied_back)
+    tensors = _tensors()
+    flat, copied_back = tensors.plain_memory(x), None
+    if flat is None:
+        stage = tensors.CallTensors()
+        try:
+            flat = stage.write(x)
+        except UsageError as error:
+            raise UsageError(f"{name} cannot be used: {error.message}") from None
+        copied_back = (lambda: (stage.finish(), x)[1]) if stage.has_copies else None
     try:
         version = x._version
     except RuntimeError:  # torch does not count the writes of a tensor that was made in inference mode
-        return lent
-    return lent._replace(changed=lambda: x._version != version)
+        return FlatArray(x, flat, tuple(x.shape), True, copied_back)
+    return FlatArray(x, flat, tuple(x.shape), True, copied_back, True, lambda: x._version != version)
 
 
 @functools.cache
-def _stage_type() -> Any:
-    """Return `CallTensors`, whose module imports torch. Call it for tensors of torch only."""
-    from unisono.frameworks.torch.calls.tensors import CallTensors
+def _tensors() -> Any:
+    """Return the module of tensors, which imports torch. Call it for tensors of torch only."""
+    from unisono.frameworks.torch.calls import tensors
 
-    return CallTensors
+    return tensors
 
 
 def _of_jax(x: Any, name: str) -> FlatArray:

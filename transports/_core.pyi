@@ -227,13 +227,22 @@ class Endpoint:
     def last_call(self) -> str: ...
     def close(self) -> None: ...
 
+def learn_torch(
+    type: type,
+    table: object,
+    dtypes: Sequence[tuple[int, int, Any]],
+    is_neg: Callable[[Any], bool],
+    is_conj: Callable[[Any], bool],
+    count_modes: Callable[[], int],
+    note_writes: Callable[[Any], object],
+) -> None: ...
 class CallCache:
     def __init__(
         self,
         endpoint: Endpoint,
         array_type: type,
         on_failure: Callable[[int, str], object],
-        on_start: Callable[[StartedCall, str], Any],
+        on_start: Callable[[StartedCall | None, str], Any],
         timeout_s: float,
     ) -> None: ...
     def run(
@@ -325,7 +334,7 @@ class PersistentCall:
         inputs: Operand,
         outputs: Operand,
         on_failure: Callable[[int, str], object],
-        on_start: Callable[[StartedCall, str, Any], Any],
+        on_start: Callable[[StartedCall | None, str, Any], Any],
         timeout_s: float,
         result: object,
     ) -> None: ...

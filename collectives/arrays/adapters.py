@@ -200,6 +200,7 @@ def _wrap_by_standard(array: AnyArray, x: Any) -> Any:
 def _torch() -> ArrayAdapter:
     from unisono.collectives.arrays import torch
 
+    torch.let_core_read()
     return ArrayAdapter(torch.view, torch.view_to_write, torch.wrap, shares_memory=True)
 
 

@@ -6,12 +6,12 @@ An array that cannot be used raises its error here, on the rank that passed it, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from unisono.collectives.arrays import adapters
+from unisono.collectives.arrays.makers import MAKERS, made
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.transports.contracts.call import AnyArray, moved
@@ -122,22 +122,6 @@ def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[
     return array, Operand(flat, like.dtype, shape, like.order)
 
 
-def made(make: Callable[..., AnyArray], shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> AnyArray:
-    """Return the array of a result, which a function of numpy makes.
-
-    Raises:
-        UsageError: this rank has no memory for it, or no array has so many elements.
-    """
-    try:
-        return make(shape, dtype, order=order)
-    except (MemoryError, ValueError, OverflowError):
-        nbytes = prod(shape) * dtype.itemsize
-        raise UsageError(
-            f"the result is {dtype}{list(shape)}, and this rank has no memory for {nbytes} bytes: check the counts and "
-            "shapes, or call for smaller parts"
-        ) from None
-
-
 class Memory(Protocol):
     """Where the arrays of a call are, on the host or on a device: makes their operands, and new arrays for results."""
 
@@ -186,49 +170,54 @@ def outs_of(x: Sequence[Any], out: Any) -> Sequence[Any]:
 
 
 def target_like(x: Any) -> Any:
-    """Return a new array with the shape and dtype of the numpy array `x`; None if `x` is of another class.
+    """Return a new array with the shape and dtype of the array `x`; None if its class is not in `MAKERS`.
 
     For a list or tuple of arrays, return a list or tuple of results.
     """
-    if type(x) is np.ndarray:
-        return np.empty_like(x)
-    return type(x)(map(target_like, x)) if type(x) in LISTS else None
+    if type(x) in LISTS:
+        return type(x)([maker.like(array) if (maker := MAKERS.get(type(array))) else None for array in x])
+    maker = MAKERS.get(type(x))
+    return None if maker is None else maker.like(x)
 
 
 def zeros_like(x: Any) -> Any:
-    """Return an array of zeros with the shape and dtype of the numpy array `x`; None if `x` is of another class.
+    """Return an array of zeros with the shape and dtype of the array `x`; None if its class is not in `MAKERS`.
 
     For a list or tuple of arrays, return a list or tuple of results.
     """
-    if type(x) is np.ndarray:
-        return np.zeros_like(x)
+    maker = MAKERS.get(type(x))
+    if maker is not None:
+        return maker.zeros_like(x)
     return type(x)(map(zeros_like, x)) if type(x) in LISTS else None
 
 
 def target_of_all(x: Any, size: int) -> Any:
-    """Return a new array for the concatenation of `size` arrays like `x`; None if `x` is not a numpy array with rows.
+    """Return a new array for the concatenation of `size` arrays like `x`; None if `x` has no rows, or as `target_like`.
 
     For a list or tuple of arrays, return a list or tuple of results.
     """
     if type(x) in LISTS:
         return type(x)(target_of_all(array, size) for array in x)
-    if type(x) is not np.ndarray or x.ndim == 0:
-        return None
-    rows, *rest = x.shape
-    return made(np.empty, (size * rows, *rest), x.dtype)
+    return _of_rows(x, lambda rows: size * rows)
 
 
 def target_of_share(x: Any, size: int) -> Any:
-    """Return a new array for one of `size` equal shares of `x`; None if `x` is not a numpy array with rows.
+    """Return a new array for one of `size` equal shares of `x`; None if `x` has no rows, or as `target_like`.
 
     For a list or tuple of arrays, return a list or tuple of results.
     """
     if type(x) in LISTS:
         return type(x)(target_of_share(array, size) for array in x)
-    if type(x) is not np.ndarray or x.ndim == 0:
+    return _of_rows(x, lambda rows: rows // size)
+
+
+def _of_rows(x: Any, rows_of: Callable[[int], int]) -> Any:
+    """Return a new array like `x` with another number of rows, which `rows_of` computes."""
+    maker = MAKERS.get(type(x))
+    if maker is None or x.ndim == 0:
         return None
     rows, *rest = x.shape
-    return np.empty((rows // size, *rest), x.dtype)
+    return maker.of_shape(x, (rows_of(rows), *rest))
 
 
 def dtype_of(array: AnyArray, name: str) -> DType:

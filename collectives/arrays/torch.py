@@ -1,6 +1,7 @@
 """Torch tensors as numpy arrays in the same memory, and back; on a GPU, the place of a tensor's memory.
 
 Used by: `adapters` and `device.adapters`, which import this module at the first tensor, when torch has been imported.
+`let_core_read` then lets the call cache read tensors without views.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import numpy as np
 import torch
 
 from unisono.collectives.arrays.dlpack import ForeignMemory
+from unisono.collectives.arrays.makers import MAKERS, ArrayMaker
 from unisono.collectives.arrays.refusals import in_device_memory
 from unisono.errors import UsageError
+from unisono.foundation.once import once_per_process
+from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray
 
 # Torch dtypes that `Tensor.numpy` refuses: an integer dtype of the same size, to view the tensor as, and numpy's dtype.
@@ -30,23 +34,54 @@ _OBSTACLES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (lambda x: x.requires_grad, "requires grad, and collectives are not differentiated: pass {name}.detach()"),
     (lambda x: x.is_conj(), "is conjugated only when it is read: pass {name}.resolve_conj()"),
     (lambda x: x.is_neg(), "is negated only when it is read: pass {name}.resolve_neg()"),
+    (lambda x: x.numel() > 0 and x.data_ptr() == 0, "has no memory: the program has freed its storage"),
 )
+
+
+# The numbers by which DLPack names types of elements, with their bits.
+_DLPACK_TYPES: tuple[tuple[int, int, Any], ...] = (
+    *((0, bits, np.dtype(f"int{bits}")) for bits in (8, 16, 32, 64)),
+    *((1, bits, np.dtype(f"uint{bits}")) for bits in (8, 16, 32, 64)),
+    *((2, bits, np.dtype(f"float{bits}")) for bits in (16, 32, 64)),
+    (4, 16, _BITS[torch.bfloat16][1]),
+    *((5, bits, np.dtype(f"complex{bits}")) for bits in (64, 128)),
+    (6, 8, np.dtype(bool)),
+    (10, 8, _BITS[torch.float8_e4m3fn][1]),
+    (12, 8, _BITS[torch.float8_e5m2][1]),
+)
+
+
+@once_per_process
+def let_core_read() -> None:
+    """Let the call cache read tensors, if this version of torch exports its functions for that (2.10 and later)."""
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if table is None:
+        return
+    is_neg, is_conj = torch.Tensor.is_neg, torch.Tensor.is_conj
+    _core.learn_torch(
+        torch.Tensor, table, _DLPACK_TYPES, is_neg, is_conj, torch._C._len_torch_function_stack, _touch_all
+    )
+    MAKERS[torch.Tensor] = ArrayMaker(
+        lambda x: torch.empty_like(x) if x.is_cpu else None,
+        lambda x: torch.zeros_like(x) if x.is_cpu else None,
+        _of_shape,
+    )
 
 
 def view(x: Any, name: str) -> AnyArray:
     """Return the elements of the tensor `x`, which errors call `name`, as a numpy array in the same memory.
 
     Raises:
-        UsageError: the tensor requires grad, is sparse, or is conjugated or negated only when it is read.
+        UsageError: the tensor requires grad, is sparse, has no memory, or is conjugated or negated only when it is
+            read.
         TransportUnavailableError: the tensor is on a device.
     """
     bits = _BITS.get(x.dtype)
     try:
-        if bits is None:
-            array: AnyArray = x.numpy()
-            return array
-        if not x.requires_grad:  # a view as integers never requires grad, so numpy() would not refuse it
-            array = x.view(bits[0]).numpy().view(bits[1])
+        # A view as integers never requires grad, so numpy() would not refuse it. Of a tensor without memory it makes an
+        # array with memory of its own.
+        if not (bits and x.requires_grad) and not _is_freed(x):
+            array: AnyArray = x.numpy() if bits is None else x.view(bits[0]).numpy().view(bits[1])
             return array
     except (RuntimeError, TypeError) as error:
         raise _refusal(x, name, str(error)) from None
@@ -106,6 +141,32 @@ def touch(x: Any) -> None:
     """Tell autograd that a tensor changes."""
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)
+
+
+def _of_shape(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return a new tensor of this shape with the dtype of `x`; None on a GPU, and if there is no memory for it.
+
+    The dispatcher, which makes the result then, raises the error that says so.
+    """
+    try:
+        return x.new_empty(shape) if x.is_cpu else None
+    except RuntimeError:
+        return None
+
+
+def _touch_all(xs: Any) -> None:
+    """Tell autograd that a tensor changes, or each tensor in a list of arrays."""
+    try:
+        torch.autograd.graph.increment_version(xs)
+    except (RuntimeError, TypeError):  # tensors of the inference mode have no versions, and numpy's arrays neither
+        for x in (xs,) if isinstance(xs, torch.Tensor) else xs:
+            if isinstance(x, torch.Tensor):
+                touch(x)
+
+
+def _is_freed(x: Any) -> bool:
+    """Return whether a tensor has elements and no memory, as after ``x.untyped_storage().resize_(0)``."""
+    return type(x) is torch.Tensor and x.data_ptr() == 0 and x.numel() > 0 and bool(x.is_cpu)
 
 
 def _refusal(x: Any, name: str, reason: str) -> Exception:

@@ -22,7 +22,7 @@ from unisono.errors import UnisonoError, UsageError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.foundation.uncopyable import uncopyable
-from unisono.transports.contracts.executor import Executor, Message, Operation
+from unisono.transports.contracts.executor import ENDED, Executor, Message, Operation
 
 _log = log.get("calls")
 
@@ -204,6 +204,8 @@ class Works:
     ) -> Work[Any]:
         """Return the work of an operation that has been started, and keep it until the operation has ended.
 
+        The work of `ENDED` is not kept.
+
         Args:
             operation: the operation.
             result: the user's result; or, with `convert`, its argument.
@@ -212,6 +214,8 @@ class Works:
             is_counted: whether `Executor.wait_for_end` returns when the operation ends.
             message: returns the message that a receive has got.
         """
+        if operation is ENDED:
+            return Work(self, None, result, limit_s, convert, message)
         work: Work[Any] = Work(self, operation, result, limit_s, convert, message)
         work.is_counted = is_counted
         return self.keep(work)

@@ -45,11 +45,13 @@ class _KnownClass(NamedTuple):
     """The class of a gradient on the host.
 
     Attributes:
+        shown: the gradient in errors.
         cls: the class.
         flatten: `frameworks.arrays.flatten` for this class.
         is_on_device: returns whether an array of the class is on a GPU; None if none is used there.
     """
 
+    shown: str
     cls: type
     flatten: Callable[[Any, str], FlatArray]
     is_on_device: Callable[[Any], bool] | None
@@ -75,9 +77,10 @@ class GradientMemory:
         Raises:
             UsageError: it cannot be used, or other gradients of this reducer are elsewhere.
         """
-        known, shown = self._known.get(name), f"the gradient {name!r}"
+        known = self._known.get(name)
         if known is not None and type(array) is known.cls and not (known.is_on_device and known.is_on_device(array)):
-            return known.flatten(array, shown)
+            return known.flatten(array, known.shown)
+        shown = f"the gradient {name!r}"
         lent = self.taken(array, shown)
         if lent is not None:
             return lent
@@ -85,7 +88,7 @@ class GradientMemory:
             raise UsageError(f"{shown} is on the host, and others are on a GPU: use a reducer for each of the two")
         self._is_on_host = True
         cls: type = type(array)
-        known = self._known[name] = _KnownClass(cls, flattening_of(array, shown), device_test_of(cls))
+        known = self._known[name] = _KnownClass(shown, cls, flattening_of(array, shown), device_test_of(cls))
         return known.flatten(array, shown)
 
     def taken(self, array: Any, name: str) -> FlatArray | None:

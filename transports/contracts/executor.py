@@ -50,6 +50,29 @@ class Operation(Protocol):
         """End the call with `AbortedError`, on every rank; all later calls on the communicator raise it too."""
 
 
+class _Ended:
+    """A call that ended without an error while it was started."""
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+    def run_in_background(self, timeout_s: float) -> None:
+        pass
+
+    def ended(self) -> bool:
+        return True
+
+    def abort(self, reason: str) -> None:
+        pass
+
+
+# The operation of every call that ended so. It keeps nothing alive and need not be waited for.
+ENDED: Operation = _Ended()
+
+
 @record
 class Exchange:
     """A message to one rank, a message from one rank, or both at once.
@@ -133,7 +156,10 @@ class CallCache(Protocol):
     def start(
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float, /
     ) -> Operation | None:
-        """Start the earlier call of these arguments in the background and return it; None if there is none."""
+        """Start the earlier call of these arguments and return it; None if there is none.
+
+        The result is `ENDED` if the call has ended already, as a short call whose peers have come does.
+        """
 
     def contains(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
         """Return whether the cache holds a call of these arguments."""
@@ -270,7 +296,8 @@ class Executor(Protocol):
     ) -> Callable[..., Any]:
         """Return a function that runs `call` on these arrays, as `run` does, and returns `result`.
 
-        Called with ``wait=False``, it starts the call in the background and returns ``on_start(operation, result)``.
+        Called with ``wait=False``, it starts the call and returns ``on_start(operation, result)``. The operation is
+        `ENDED` if the call has ended already.
         """
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:

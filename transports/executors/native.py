@@ -27,7 +27,7 @@ from unisono.operations import Combine
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal, moved
 from unisono.transports.contracts.communicator_id import communicator_id
-from unisono.transports.contracts.executor import CallCache, Exchange, Message, MessageCalls, Operation
+from unisono.transports.contracts.executor import ENDED, CallCache, Exchange, Message, MessageCalls, Operation
 from unisono.transports.contracts.transport import ANY_OBJECT_TAG, Traffic
 from unisono.transports.executors.call_memory import arrays_of, checked_extents
 from unisono.transports.executors.call_records import facts_of
@@ -379,8 +379,12 @@ class NativeExecutor:
 
     def call_cache(self, timeout_s: float) -> CallCache:
         if self._cache is None:
-            on_start = partial(NativeOperation, self._failures)
-            self._cache = _core.CallCache(self._endpoint, np.ndarray, self._failures.check, on_start, timeout_s)
+            failures = self._failures
+
+            def started(request: _core.StartedCall | None, operation: str) -> Operation:
+                return ENDED if request is None else NativeOperation(failures, request, operation)
+
+            self._cache = _core.CallCache(self._endpoint, np.ndarray, failures.check, started, timeout_s)
         return self._cache
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
@@ -404,8 +408,8 @@ class NativeExecutor:
         memory = _memory(compiled, source, target)
         failures = self._failures
 
-        def started(request: _core.StartedCall, operation: str, result: Any) -> Any:
-            return on_start(NativeOperation(failures, request, operation), result)
+        def started(request: _core.StartedCall | None, operation: str, result: Any) -> Any:
+            return on_start(ENDED if request is None else NativeOperation(failures, request, operation), result)
 
         return _core.PersistentCall(
             self._endpoint, compiled.native, *memory, failures.check, started, timeout_s, result

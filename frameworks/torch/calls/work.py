@@ -38,6 +38,7 @@ _NO_LIMIT = timedelta(0)
 _MOST_KEPT = 256
 # Results of dropped works are held up to this size. Of larger results, the caller must hold the tensors.
 _MOST_RESULT_NBYTES = 4096
+_MOST_ITEMSIZE = 16  # that of complex128
 # How long a thread without a job waits for another one before it ends.
 _IDLE_S = 5.0
 
@@ -52,7 +53,7 @@ class WorkKeeper:
     """
 
     def __init__(self) -> None:
-        self.on_failure: Callable[[], None] = _do_nothing
+        self.on_failure: Callable[[], None] = do_nothing
         self._unwaited: OrderedDict[Work, None] = OrderedDict()  # many threads change it, and none iterates over it
         self._dropped: deque[Work] = deque(maxlen=_MOST_KEPT)
         self.is_coalescing = False
@@ -103,20 +104,22 @@ class Work(dist.Work):  # type: ignore[misc]
     """
 
     def __init__(self, pending: Pending, results: list[Any], finish: Callable[[], None], keeper: WorkKeeper) -> None:
-        super().__init__()
+        dist.Work.__init__(self)
         self.pending = pending
         self.results = results
         self.finish = finish
         self._keeper = keeper
-        self._error: Exception | None = None
-        self._future: Any = None
-        self._has_waited = False
-        self._weak_results: list[weakref.ref[Any]] = []
         keeper.keep(self)
+
+    # In the class, because most works change none of them.
+    _error: Exception | None = None
+    _future: Any = None
+    _has_waited = False
+    _weak_results: Sequence[weakref.ref[Any]] = ()
 
     def __del__(self) -> None:
         """Resurrect the object once, because C++ may hold its other half."""
-        if self.pending is _ENDED and sum(map(_nbytes, self.results)) > _MOST_RESULT_NBYTES:
+        if self.pending is _ENDED and not _are_small(self.results):
             self._weak_results = [weakref.ref(tensor) for tensor in self.results]
             self.results, self._future = [], None
         self._keeper.keep_dropped(self)
@@ -128,7 +131,7 @@ class Work(dist.Work):  # type: ignore[misc]
             dist.DistBackendError: the call failed.
         """
         try:
-            self.pending.wait(timeout.total_seconds() if timeout > _NO_LIMIT else None)
+            self.pending.wait(None if timeout is _NO_LIMIT or timeout <= _NO_LIMIT else timeout.total_seconds())
             self.finish()
         except UnisonoError as error:
             self._keeper.release(self)
@@ -137,7 +140,7 @@ class Work(dist.Work):  # type: ignore[misc]
             raise self._error from error
         self._has_waited = True
         if self.pending.done():  # False on a GPU while the call is in the stream, because its memory is in use
-            self.pending, self.finish = _ENDED, _do_nothing
+            self.pending, self.finish = _ENDED, do_nothing
         self._keeper.release(self)
         return True
 
@@ -253,12 +256,16 @@ class _Ended:
 _ENDED = _Ended()
 
 
-def _do_nothing() -> None:
-    pass
+def do_nothing() -> None:
+    """Do nothing, when a call has ended whose results are in the memory of their tensors."""
 
 
-def _nbytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())  # sparse tensors have no `nbytes`
+def _are_small(tensors: Sequence[Any]) -> bool:
+    """Return whether tensors have at most `_MOST_RESULT_NBYTES` in total. Sparse tensors have no `nbytes`."""
+    if len(tensors) == 1 and tensors[0].numel() * _MOST_ITEMSIZE <= _MOST_RESULT_NBYTES:
+        return True
+    nbytes: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return nbytes <= _MOST_RESULT_NBYTES
 
 
 def _finish_all(works: Sequence[Work]) -> None:

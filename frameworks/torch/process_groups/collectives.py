@@ -28,8 +28,16 @@ from unisono.frameworks.sparse_sums import SparseSums
 from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.calls.errors import torch_error
 from unisono.frameworks.torch.calls.operations import operation
-from unisono.frameworks.torch.calls.tensors import CallTensors, FlatMemory, GpuStage, address_of, disjoint, plain_memory
-from unisono.frameworks.torch.calls.work import Work, WorkKeeper
+from unisono.frameworks.torch.calls.tensors import (
+    Array,
+    CallTensors,
+    FlatMemory,
+    GpuStage,
+    address_of,
+    disjoint,
+    plain_memory,
+)
+from unisono.frameworks.torch.calls.work import Work, WorkKeeper, do_nothing
 from unisono.frameworks.torch.constants import NAME
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -48,16 +56,23 @@ def torch_call(method: Method) -> Method:
     @wraps(method)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            if _is_profiled():
-                with record_function(name):
-                    return method(self, *args, **kwargs)
-            return method(self, *args, **kwargs)
+            return _recorded(name, method, self, *args, **kwargs) if _is_profiled() else method(self, *args, **kwargs)
         except UnisonoError as error:
-            if not isinstance(error, UsageError):
-                self._keeper.on_failure()
-            raise torch_error(error) from error
+            raise _reported(self, error) from error
 
     return called  # type: ignore[return-value]
+
+
+def _recorded(name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with record_function(name):
+        return method(*args, **kwargs)
+
+
+def _reported(group: Any, error: UnisonoError) -> Exception:
+    """Return torch's error for the error of a call. If the call has failed, the hooks of the group are called first."""
+    if not isinstance(error, UsageError):
+        group._keeper.on_failure()
+    return torch_error(error)
 
 
 # By method, the class of its options, and the fields of them that torch takes in place of the options, in their order.
@@ -90,15 +105,20 @@ def collective_call(method: Method) -> Method:
     """
     options_class, _ = _FORMS[method.__name__]
     count = method.__code__.co_argcount - 2  # of the arguments between `self` and `opts`
+    name = f"unisono:{method.__name__}"
 
+    # One function does the work of both decorators, because each function costs some percent of a short call.
     @wraps(method)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != count + 1 or not isinstance(args[count], options_class):
-            fields = {name: kwargs.pop(name) for name in ("opts", *_FIELDS) if name in kwargs}
-            args = (*args[:count], _options(method.__name__, args[count:], fields))
-        return method(self, *args, **kwargs)
+        try:
+            if kwargs or len(args) != count + 1 or not isinstance(args[count], options_class):
+                fields = {field: kwargs.pop(field) for field in ("opts", *_FIELDS) if field in kwargs}
+                args = (*args[:count], _options(method.__name__, args[count:], fields))
+            return _recorded(name, method, self, *args, **kwargs) if _is_profiled() else method(self, *args, **kwargs)
+        except UnisonoError as error:
+            raise _reported(self, error) from error
 
-    return torch_call(called)  # type: ignore[return-value]
+    return called  # type: ignore[return-value]
 
 
 def _options(name: str, values: Sequence[Any], fields: dict[str, Any]) -> Any:
@@ -146,13 +166,8 @@ class Collectives:
     def allreduce(self, tensors: Any, opts: Any) -> Any:
         """Combine a tensor of each rank, in place. Of sparse tensors only the sum is possible, as with Gloo."""
         (tensor,) = tensors = _listed(tensors)
-        is_waited_for = not (opts.asyncOp or self._keeper.is_coalescing)
-        if is_waited_for and (plain := plain_memory(tensor)) is not None:
-            # The call that tensor-parallel inference waits for makes no object that it does not need.
-            self._collectives += 1
-            op, rounding = self._op(opts, tensor.dtype)
-            self._communicator.allreduce(plain, op, out=plain, **self._limits(opts), **rounding)
-            return None
+        if (plain := plain_memory(tensor)) is not None:
+            return self._allreduce_plain(plain, tensors, opts)
         if tensor.is_sparse:
             from unisono.frameworks.torch.calls import sparse
 
@@ -163,6 +178,17 @@ class Collectives:
         x = stage.write(tensor)
         op, rounding = self._op(opts, tensor.dtype)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
+
+    def _allreduce_plain(self, plain: Array, tensors: list[Any], opts: Any) -> Work | None:
+        """Combine a tensor in place in its memory, `plain`. It makes no object that the call does not need."""
+        self._collectives += 1
+        op, rounding = self._op(opts, tensors[0].dtype)
+        limits = self._limits(opts)
+        if opts.asyncOp or self._keeper.is_coalescing:
+            pending = self._communicator.allreduce(plain, op, out=plain, wait=False, **limits, **rounding)
+            return Work(pending, tensors, do_nothing, self._keeper)
+        self._communicator.allreduce(plain, op, out=plain, **limits, **rounding)
+        return None
 
     @collective_call
     def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:

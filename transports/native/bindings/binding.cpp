@@ -601,6 +601,7 @@ NB_MODULE(_core, module) {
   bind_cached_method(module);
   bind_cuda_programs(module);
   bind_strided_copies(module);
+  bind_torch_tensors(module);
   bind_group_recorder(module);
   bind_windows(module);
   bind_xla_calls(module);

@@ -11,7 +11,7 @@
 // a new shape, or an op that is an equal but different object. A miss is no error.
 //
 // Arrays are read through numpy's public structure, because the buffer protocol would cost as much as an exchange of 8
-// bytes.
+// bytes. Tensors of torch are read through torch's own table of functions (torch_tensors.h).
 #define NPY_NO_DEPRECATED_API NPY_1_20_API_VERSION
 #include <nanobind/stl/string.h>
 #include <numpy/ndarraytypes.h>
@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "started_call.h"
+#include "torch_tensors.h"
 
 namespace nb = nanobind;
 
@@ -132,23 +133,27 @@ class CallCache {
     }
     const Entry* entry = lookup(collective, x, out, op, root, algorithm);
     if (entry == nullptr) return false;
+    const bool writes_tensors = has_tensor_to_write_ && entry->writes;
     run_entry(*entry, memory_of(*entry), {x, out}, *limit_s);
+    if (writes_tensors) note_writes_of_tensors(out);
     return true;
   }
 
-  // If the cache has the call, starts it in the background with the limit `timeout_s`, and returns the result of
-  // `on_start`. Otherwise returns None, and nothing has happened.
+  // If the cache has the call, starts it with the limit `timeout_s`, and returns the result of `on_start`, which gets
+  // None if the call has ended already. If the cache has not the call, returns None, and nothing has happened.
   nb::object start(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
                    nb::handle algorithm, double timeout_s) {
     const Entry* entry = lookup(collective, x, out, op, root, algorithm);
     if (entry == nullptr || target_->abandoned()) return nb::none();
-    auto request = target_->start(*entry->call, memory_of(*entry), call_site());
-    // A short call whose peers have come already ends here, without a switch to the thread for background calls.
-    if (entry->call->description->nbytes <= most_nbytes_begun_at_once)
-      target_->poll_rounds(*request, polls_with_lock_held);
-    target_->run_in_background(*request, timeout_s);
-    StartedCall::Kept kept{entry->kept.back(), frozen(x), frozen(out)};
-    return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), entry->call->description->text);
+    const bool writes_tensors = has_tensor_to_write_ && entry->writes;
+    // Below, Python code may run, and use the cache.
+    const nb::object call = entry->kept.back();
+    const SharedDescription description = entry->call->description;
+    auto request = start_call(*target_, *entry->call, memory_of(*entry), entry->site, timeout_s);
+    if (writes_tensors) note_writes_of_tensors(out);
+    if (!request) return on_start_(nb::none(), description->text);
+    StartedCall::Kept kept{call, frozen(x), frozen(out)};
+    return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), description->text);
   }
 
   bool contains(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
@@ -339,21 +344,33 @@ class CallCache {
     key_.forms.resize(2 * sources.size());
     inputs_.assign(sources.size(), {});
     outputs_.assign(sources.size(), {});
+    has_tensor_to_write_ = false;
+    TensorReader tensors;
     for (std::size_t i = 0; i < sources.size(); ++i) {
+      PyObject* target = has_targets ? targets[i] : Py_None;
       Form& from = key_.forms[2 * i];
       Form& to = key_.forms[2 * i + 1];
-      if (!describe(from, inputs_[i], sources[i], false)) return false;
-      if (!describe(to, outputs_[i], has_targets ? targets[i] : Py_None, true)) return false;
+      if (!describe(from, inputs_[i], sources[i], false, tensors)) return false;
+      if (TensorReader::is_tensor(target)) {
+        has_tensor_to_write_ = true;
+        if (target == sources[i]) {
+          to = from;
+          outputs_[i] = inputs_[i];
+          continue;
+        }
+      }
+      if (!describe(to, outputs_[i], target, true, tensors)) return false;
     }
     return true;
   }
 
-  // None is allowed. Any other object must be a contiguous array of numpy's own class.
-  bool describe(Form& form, Array& memory, PyObject* object, bool written) const {
+  // None is allowed. Any other object must be a contiguous array of numpy's own class, or such a tensor of torch.
+  bool describe(Form& form, Array& memory, PyObject* object, bool written, TensorReader& tensors) const {
     form.descr = nullptr;
     form.axes = -1;
     form.fortran = false;
     if (object == Py_None) return true;
+    if (TensorReader::is_tensor(object)) return describe_tensor(form, memory, object, tensors);
     if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type_.ptr()) return false;
     const auto* array = reinterpret_cast<const PyArrayObject*>(object);
     const int flags = PyArray_FLAGS(array);
@@ -369,6 +386,19 @@ class CallCache {
     memory.data = static_cast<std::byte*>(PyArray_DATA(const_cast<PyArrayObject*>(array)));
     memory.count = static_cast<std::size_t>(elements);
     return true;
+  }
+
+  static bool describe_tensor(Form& form, Array& memory, PyObject* object, TensorReader& tensors) {
+    TensorMemory tensor;
+    if (!tensors.read(object, tensor) || tensor.axes > most_axes) return false;
+    form.descr = reinterpret_cast<PyArray_Descr*>(tensor.dtype);
+    form.axes = tensor.axes;
+    std::int64_t elements = 1;
+    for (int axis = 0; axis < form.axes; ++axis) elements *= form.shape[axis] = tensor.shape[axis];
+    if (elements != 0 && tensor.data == nullptr) return false;  // the program has freed its memory
+    form.fortran = !tensor.is_in_c_order();
+    memory = {static_cast<std::byte*>(tensor.data), static_cast<std::size_t>(elements)};
+    return !form.fortran || tensor.is_contiguous();
   }
 
   const Entry* find(const Key& key) {
@@ -422,6 +452,7 @@ class CallCache {
   std::vector<std::byte*> input_addresses_;
   std::vector<std::byte*> output_addresses_;
   std::vector<std::pair<Span, bool>> spans_;  // and whether it is written
+  bool has_tensor_to_write_ = false;
 };
 
 // Serves calls from a cache until `remaining` of them have run, and no call after that. The program of a rank then sets
@@ -488,8 +519,8 @@ class PersistentCall {
 
   nb::object start() {
     if (endpoint_->abandoned()) on_failure_(static_cast<int>(Outcome::failed), call_->description->text);
-    auto request = endpoint_->start(*call_, memory(), call_site());
-    endpoint_->run_in_background(*request, timeout_s_);
+    auto request = start_call(*endpoint_, *call_, memory(), site_, timeout_s_);
+    if (!request) return on_start_(nb::none(), call_->description->text, result_);
     StartedCall::Kept kept{nb::find(this)};
     return on_start_(StartedCall(held_endpoint_, std::move(kept), std::move(request)), call_->description->text,
                      result_);

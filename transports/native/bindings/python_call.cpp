@@ -112,4 +112,18 @@ int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory,
   return outcome_of(outcome);
 }
 
+std::unique_ptr<Request> start_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory,
+                                    const CallSite& site, double timeout_s) {
+  std::unique_ptr<Request> request;
+  const bool is_short = call.description->nbytes <= most_nbytes_begun_at_once;
+  if (!is_short || !endpoint.try_now(call, memory, site, polls_with_lock_held, request))
+    request = endpoint.start(call, memory, call_site());
+  else if (!request)
+    return nullptr;
+  else
+    endpoint.set_site(*request, call_site());
+  endpoint.run_in_background(*request, timeout_s);
+  return request;
+}
+
 }  // namespace unisono

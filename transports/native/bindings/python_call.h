@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <exception>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -79,6 +80,12 @@ Outcome yield_and_poll(Endpoint& endpoint, const Request& request);
 int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, MemoryOwners owners,
              const CallSite& site, double timeout_s);
 
+//! Starts a call with a time limit, in the background. A short call whose peers have come already ends here, without a
+//! switch to the thread for background calls. Then there is no request. `site` is its place in the program if it ends
+//! here.
+std::unique_ptr<Request> start_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory,
+                                    const CallSite& site, double timeout_s);
+
 //! The number of arguments of `CallCache.run`: collective, x, out, op, root, algorithm and timeout_s.
 inline constexpr std::size_t cache_arguments = 7;
 //! The result of a cached call. `hit`: it has run. `failed`: Python's error is set.
@@ -117,6 +124,7 @@ void bind_cuda_programs(nanobind::module_& module);
 void bind_strided_copies(nanobind::module_& module);
 void bind_group_recorder(nanobind::module_& module);
 void bind_tls(nanobind::module_& module);
+void bind_torch_tensors(nanobind::module_& module);
 void bind_windows(nanobind::module_& module);
 
 }  // namespace unisono

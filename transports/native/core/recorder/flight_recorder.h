@@ -4,8 +4,8 @@
 //! The last calls and messages are kept one by one, 1,000 by default. Older collectives are kept as a compact history.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,6 +18,7 @@
 
 #include "recorder/flight_memory.h"
 #include "recorder/group_log.h"
+#include "recorder/record_clock.h"
 #include "system/scheduling.h"
 
 namespace unisono {
@@ -126,8 +127,6 @@ class CallHistory {
 //! The flight recorder of a process. Any thread may call it.
 class FlightRecorder {
  public:
-  using Clock = std::chrono::steady_clock;
-
   //! `rank` and `size` are those of the job; `depth` is the number of calls to keep, and 0 keeps others from seeing
   //! them.
   explicit FlightRecorder(std::int32_t rank = 0, std::int32_t size = 1, std::size_t depth = 0)
@@ -154,7 +153,10 @@ class FlightRecorder {
   //! Replaces the call site of a recorded call, for a caller that learns it only after the call has been recorded.
   void set_site(std::size_t index, const CallSite& site);
   //! Notes that the first message of a call has passed.
-  void move(std::size_t index) { memory_.record(index).moved_ns.store(now_ns(), std::memory_order_relaxed); }
+  void move(std::size_t index) {
+    FlightRecord& record = memory_.record(index);
+    record.moved_ns.store(std::max(now_ns(), record.begun_ns), std::memory_order_relaxed);
+  }
   //! Notes the rank of the job that a call waits for.
   void wait(std::size_t index, std::int32_t peer) {
     memory_.record(index).waits_for.store(peer, std::memory_order_relaxed);
@@ -165,14 +167,12 @@ class FlightRecorder {
   //! Marks a call as returned.
   void end(std::size_t index, RecordState state = RecordState::done) {
     FlightRecord& record = memory_.record(index);
-    record.ended_ns.store(now_ns(), std::memory_order_relaxed);
+    const std::int64_t after = std::max(record.begun_ns, record.moved_ns.load(std::memory_order_relaxed));
+    record.ended_ns.store(std::max(now_ns(), after), std::memory_order_relaxed);
     record.state.store(state, std::memory_order_release);
   }
   //! The time as records have it; 0 if nobody reads them.
-  std::int64_t now_ns() const {
-    if (!memory_.is_published()) return 0;
-    return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
-  }
+  std::int64_t now_ns() const { return memory_.is_published() ? RecordClock::now_ns() : 0; }
 
   //! Returns the collective with this number, from the history if newer calls have replaced its record.
   std::optional<CallRecord> find(std::uint64_t communicator, std::uint64_t sequence) const;
@@ -198,6 +198,7 @@ class FlightRecorder {
   std::size_t write(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest, std::int32_t peer,
                     std::uint64_t nbytes, const SharedDescription& description, const CallSite& site,
                     std::int64_t called_ns);
+  void prefetch(std::size_t index) const;
   std::uint64_t place_of(const Description& description);
   std::uint64_t place_of(const char* file);
   bool is_of(std::size_t index, std::uint64_t communicator, std::uint64_t sequence) const;
@@ -212,6 +213,7 @@ class FlightRecorder {
   std::unique_ptr<GroupLog> groups_;
   std::vector<Kept> kept_;  // by index of the record
   std::uint64_t begun_ = 0;
+  std::size_t next_ = 0;  // the index of the next record: `begun_` modulo their number
   CallHistory history_;
   std::unordered_map<const char*, std::uint64_t> files_;  // places of their names in the memory
   std::map<std::uint64_t, std::string> names_;            // by communicator
