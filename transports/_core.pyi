@@ -236,6 +236,7 @@ def learn_torch(
     count_modes: Callable[[], int],
     note_writes: Callable[[Any], object],
 ) -> None: ...
+
 class CallCache:
     def __init__(
         self,

@@ -146,13 +146,13 @@ class CallCache {
     const Entry* entry = lookup(collective, x, out, op, root, algorithm);
     if (entry == nullptr || target_->abandoned()) return nb::none();
     const bool writes_tensors = has_tensor_to_write_ && entry->writes;
-    // Below, Python code may run, and use the cache.
-    const nb::object call = entry->kept.back();
+    nb::object call = entry->kept.back();
     const SharedDescription description = entry->call->description;
     auto request = start_call(*target_, *entry->call, memory_of(*entry), entry->site, timeout_s);
+    // From here on, Python code may run, and use the cache or change a list.
+    StartedCall::Kept kept{std::move(call), frozen(x), frozen(out)};
     if (writes_tensors) note_writes_of_tensors(out);
     if (!request) return on_start_(nb::none(), description->text);
-    StartedCall::Kept kept{call, frozen(x), frozen(out)};
     return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), description->text);
   }
 
