@@ -41,7 +41,7 @@ def repeated(world: un.Communicator, call: Callable[[Any], Any], x: Any) -> list
 
 def calls_on_all_forms(world: un.Communicator) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name in DTYPES:
+    for name in sorted(DTYPES.keys() - {"bool"}):  # which has no sum
         for index, x in enumerate(forms_of(name)):
             for mode, call in {
                 "new": world.allreduce,
