@@ -30,7 +30,7 @@ from rich.status import Status
 from rich.table import Table
 
 from unisono.bench.peers import Library, peer, unisono_over
-from unisono.bench.ranks import Job, JobError, RefusedError
+from unisono.bench.ranks import BenchJob, JobError, RefusedError
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import Ratio, paired_ratio
 from unisono.errors import UsageError
@@ -180,18 +180,18 @@ class Study:
     def run(self, sizes: Sequence[int]) -> list[Row]:
         """Return a row for each size; all processes have ended when this returns or raises."""
         with ExitStack() as cleanup:
-            jobs: dict[str, Job] = {}
+            jobs: dict[str, BenchJob] = {}
             for library in self._libraries:
                 self._status.update(f"{self._situation}: starting {library.name}")
                 try:
-                    jobs[library.name] = Job(library, self._situation.ranks, (), DEADLINE_S)
+                    jobs[library.name] = BenchJob(library, self._situation.ranks, (), DEADLINE_S)
                     cleanup.callback(jobs[library.name].close)
                 except JobError as error:
                     self.failures.append(f"{self._situation}, {library.name}: {error}")
             with busy_processes(self._situation.busy):
                 return [self._row(jobs, nbytes) for nbytes in sizes]
 
-    def _row(self, jobs: dict[str, Job], nbytes: int) -> Row:
+    def _row(self, jobs: dict[str, BenchJob], nbytes: int) -> Row:
         calls = {}
         for name, job in list(jobs.items()):
             self._status.update(f"{self._situation}, {format_size(nbytes)}: verifying {name}")
@@ -208,7 +208,7 @@ class Study:
                 times[name].append(_repeat(jobs[name], calls[name]) / calls[name] * 1e6)
         return Row(self._situation, nbytes, times)
 
-    def _prepare(self, job: Job, nbytes: int) -> int:
+    def _prepare(self, job: BenchJob, nbytes: int) -> int:
         """Verify the call, and return how many fill a round."""
         job.ask("prepare", DEADLINE_S, collective=self._collective, dtype="float32", count=max(1, nbytes // 4))
         _check(job.ask("verify", DEADLINE_S))
@@ -218,7 +218,7 @@ class Study:
         return max(1, round(calls * self._seconds / elapsed_s))
 
 
-def _repeat(job: Job, calls: int) -> float:
+def _repeat(job: BenchJob, calls: int) -> float:
     """Return the seconds of a loop of calls on the slowest rank."""
     replies = job.ask("repeat", DEADLINE_S, iterations=calls)
     _check(replies)
