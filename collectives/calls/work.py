@@ -204,7 +204,7 @@ class Works:
     ) -> Work[Any]:
         """Return the work of an operation that has been started, and keep it until the operation has ended.
 
-        The work of `ENDED` is not kept.
+        The work of `ENDED` is not kept. Each call drops kept works that have ended, at most two.
 
         Args:
             operation: the operation.
@@ -215,6 +215,8 @@ class Works:
             message: returns the message that a receive has got.
         """
         if operation is ENDED:
+            if self.kept:
+                self._drop_oldest()
             return Work(self, None, result, limit_s, convert, message)
         work: Work[Any] = Work(self, operation, result, limit_s, convert, message)
         work.is_counted = is_counted
@@ -222,12 +224,16 @@ class Works:
 
     def keep(self, work: AnyWork) -> AnyWork:
         """Keep a work until it has ended, and return it."""
+        self._drop_oldest()
+        self.kept[work] = None
+        return work
+
+    def _drop_oldest(self) -> None:
+        """Stop keeping the two oldest works if they have ended, so that dropped works do not pile up."""
         for oldest in list(itertools.islice(self.kept, 2)):
             self.kept.pop(oldest, None)
             if not oldest.done():
                 self.kept[oldest] = None  # moves to the end, so that later calls check the others first
-        self.kept[work] = None
-        return work
 
     def drop_ended(self) -> None:
         """Stop keeping the works whose calls have ended."""
