@@ -3,6 +3,7 @@
 - `campaign.py`, `trial_ranks.py`: seeded faults, and latencies.
 - `faults.py`, `faulty_rank.py`: planted faults, and which sources name the culprit.
 - `leaks.py`: what long use leaves behind. `joins.py`: the time of a join.
+- `footprint.py`: memory, descriptors and messages of a rank on a large host.
 - `decision.py`: the cost of the decision at call time.
 - `regret.py`, `regret_rank.py`, `replay.py`, `selection.py`, `mixture.py`: how good the tuner's choices are.
   `judgement.py` scores choices.

@@ -108,6 +108,7 @@ PROGRAMS = {
         "contention": "New and old algorithms on networks with shared links.",
         "decision": "The cost of the choice of an algorithm at each call.",
         "faults": "Which sources name the culprit of a planted fault.",
+        "footprint": "What a rank of a large host holds.",
         "horovod_itself": "Training steps of Horovod itself.",
         "host_orders": "The order of far hosts against all orders.",
         "joins": "The time in which a process joins a job.",

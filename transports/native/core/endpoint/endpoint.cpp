@@ -169,7 +169,7 @@ void Endpoint::wake_leader() const {
 }
 
 std::uint32_t Endpoint::affordable_rounds(std::uint32_t rounds) const {
-  if (crowded_) return std::min(rounds, crowded_rounds);
+  if (shares_core()) return std::min(rounds, crowded_rounds);
   return polls_by_syscall_.load(std::memory_order_relaxed) ? std::min(rounds, syscall_rounds) : rounds;
 }
 

@@ -47,6 +47,7 @@
 #include "endpoint/leadership.h"
 #include "endpoint/point_to_point.h"
 #include "plan/collective.h"
+#include "system/core_demand.h"
 #include "system/doorbell.h"
 
 namespace unisono {
@@ -218,7 +219,7 @@ class Endpoint {
   void poll_rounds(const Request& request, std::uint32_t rounds);
   //! Whether this host has more ranks than cores.
   bool crowded() const { return crowded_; }
-  //! Yields this core a few times and looks for progress after each.
+  //! Yields this core a few times and looks for progress after each, unless threads that compute want the core.
   void yield_and_poll(const Request& request);
   //! Waits until the request has ended, in any way; `timeout_s` counts from now.
   Outcome wait(Request& request, double timeout_s, Interrupted interrupted);
@@ -295,12 +296,13 @@ class Endpoint {
   void await(const Request& request);
   bool runs_in_background(const Request& request) const;
   void serve();
-  bool shares_core(const Idle& idle) const;
+  bool shares_core() const;
+  bool yields_help() const;
   std::uint32_t spins(const Idle& idle, bool serving) const;
   std::uint32_t yields(const Idle& idle, bool serving) const;
   bool polling_is_cheap() const;
   void back_off(Idle& idle, bool serving);
-  void yield_in_crowd();
+  void yield_in_crowd(Idle& idle);
   void run_periodic_checks(Idle& idle);
   void record_waits(Idle& idle, Clock::time_point now);
   void check_deadlines(Clock::time_point now);
@@ -332,6 +334,7 @@ class Endpoint {
   // The leader sleeps on it. Peers, the service thread and threads with a new call ring it.
   Doorbell doorbell_;
   std::unique_ptr<Leadership> leadership_;
+  CoreDemand demand_;  // the leader measures it
   // Set once, by the thread that closes the endpoint. The leader and the server then end all calls and themselves.
   std::atomic<bool> closed_{false};
   // Whether the leader is asleep, or about to look once more before it sleeps. A thread that queues a call reads it
@@ -386,7 +389,6 @@ class Endpoint {
   Clock::time_point next_check_{};
   Clock::time_point next_loss_report_{};
   Clock::time_point next_look_{};  // at connections that may be silent
-  Clock::time_point contended_until_{};
 };
 
 }  // namespace unisono

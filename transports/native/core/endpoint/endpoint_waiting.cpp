@@ -29,12 +29,11 @@ constexpr std::uint32_t contended_yield_rounds = 30;
 // channels.
 constexpr std::uint32_t yields_before_waiting = 4;
 constexpr std::uint32_t yields_between_looks = 8;
+// So many further rounds of yields are omitted after one in which no other thread has run.
+constexpr std::uint32_t omitted_rounds = 10;
 constexpr std::uint32_t serving_spin_rounds = 30;
 // Looks between two readings of the clock while spinning.
 constexpr std::uint32_t rounds_per_check = 128;
-// If a yield takes longer than this, another thread has run on the core, and will probably want the core again soon.
-constexpr auto shared_yield = 30us;
-constexpr auto contended_time = 5ms;
 constexpr auto check_period = 1ms;
 // A rank reports a call as blocked after 10 ms without progress, then after 1 s, and then every 30 s. It repeats the
 // report, because a rank that makes a different call may make it later, and may not wait in it at all.
@@ -113,10 +112,14 @@ void Endpoint::poll_rounds(const Request& request, std::uint32_t rounds) {
 }
 
 void Endpoint::yield_and_poll(const Request& request) {
-  for (std::uint32_t turn = 0; turn < yields_before_waiting && request.outcome() == Outcome::pending; ++turn) {
-    ::sched_yield();
-    poll_rounds(request, 1);
+  if (!leadership_->try_take()) return;
+  auto now = Clock::now();
+  for (std::uint32_t turn = 0; turn < yields_before_waiting; ++turn) {
+    if (request.outcome() != Outcome::pending || !yields_help()) break;
+    now = demand_.yield(now);
+    drive();
   }
+  step_down();
 }
 
 Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupted) {
@@ -216,7 +219,9 @@ void Endpoint::serve() {
   }
 }
 
-bool Endpoint::shares_core(const Idle& idle) const { return crowded_ || idle.checked_at < contended_until_; }
+bool Endpoint::shares_core() const { return crowded_ || demand_.level() != Demand::none; }
+
+bool Endpoint::yields_help() const { return demand_.level() != Demand::computing; }
 
 // Whether this thread can look for progress without a system call.
 bool Endpoint::polling_is_cheap() const {
@@ -230,14 +235,14 @@ bool Endpoint::polling_is_cheap() const {
 std::uint32_t Endpoint::spins(const Idle& idle, bool serving) const {
   if (!idle.polling_pays) return 0;
   if (serving && awaited_.load(std::memory_order_relaxed) == 0) return serving_spin_rounds;
-  return shares_core(idle) ? 0 : spin_rounds;
+  return shares_core() ? 0 : spin_rounds;
 }
 
 // How many looks to yield after spinning. The server yields as long as no other thread takes the core, because it would
 // wake late on a core that has fallen asleep.
 std::uint32_t Endpoint::yields(const Idle& idle, bool serving) const {
-  if (!shares_core(idle)) return idle.polling_pays ? yield_rounds + extra_yields_.load() : 0;
-  return serving ? 0 : contended_yield_rounds;
+  if (!shares_core()) return idle.polling_pays ? yield_rounds + extra_yields_.load() : 0;
+  return serving || !yields_help() ? 0 : contended_yield_rounds;
 }
 
 // Waits a little before the next look for progress: spins, yields or sleeps.
@@ -258,30 +263,33 @@ void Endpoint::back_off(Idle& idle, bool serving) {
     return;
   }
   if (crowded_) {
-    yield_in_crowd();
+    yield_in_crowd(idle);
     return;
   }
-  ::sched_yield();
-  const auto now = Clock::now();
-  if (now - idle.checked_at > shared_yield) contended_until_ = now + contended_time;
+  const auto now = demand_.yield(idle.checked_at);
+  if (round == spins + 1) demand_.note_first_yield(now);
 }
 
 // Yields the core several times, on a host with more ranks than cores, until a message may have arrived. While this
 // rank yields, the other ranks fill the caches with their data. So between two yields it reads only the cache lines
-// where a message would arrive.
-void Endpoint::yield_in_crowd() {
+// where a message would arrive. If no other thread has run meanwhile, yields reach no rank, because the others run on
+// other cores, sleep, or belong to sessions of their own. Then this rank soon sleeps.
+void Endpoint::yield_in_crowd(Idle& idle) {
   const std::vector<Blocked> waits = blocked();
   const auto may_progress = [](const Blocked& on) {
     return on.channel == nullptr || on.channel->may_progress(on.sends, on.receives);
   };
-  for (std::uint32_t turn = 0; turn < yields_between_looks; ++turn) {
-    ::sched_yield();
+  auto now = idle.checked_at;
+  for (std::uint32_t turn = 0; turn < yields_between_looks && yields_help(); ++turn) {
+    now = demand_.yield(now);
     if (std::any_of(waits.begin(), waits.end(), may_progress)) return;
   }
+  if (!demand_.another_has_run()) idle.rounds += omitted_rounds;
 }
 
 void Endpoint::run_periodic_checks(Idle& idle) {
   const auto now = idle.checked_at = Clock::now();
+  demand_.refresh(now);
   if (now < next_check_) return;
   next_check_ = now + check_period;
   if (current_ != nullptr) {
@@ -403,6 +411,7 @@ void Endpoint::sleep(Idle& idle, bool serving) {
   std::erase_if(waits, [this](const Blocked& on) { return on.listens && peer_has_gone(on); });
   for (const Blocked& on : waits)
     if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
+  if (!serving) set_short_turns(!yields_help());
   asleep_ = true;
   heavy_fence();
   const bool moved = drive();

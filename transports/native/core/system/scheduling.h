@@ -47,8 +47,11 @@ class BriefLock {
 //! later runs such threads first. Its share of the core does not change.
 enum class Waking : std::uint8_t { patient, prompt };
 
-//! Sets the mode of this thread. Where the kernel refuses it or does not know it, nothing changes.
-inline void set_waking(Waking waking) {
+constexpr std::uint64_t shortest_turn_ns = 100'000;
+
+//! Sets the policy of this thread and the length of its time slices; 0: the default. Where the kernel refuses it or
+//! does not know it, nothing changes.
+inline void set_turns(int policy, std::uint64_t turn_ns) {
   struct {  // the first version of sched_attr, which some libcs lack
     std::uint32_t size;
     std::uint32_t policy;
@@ -60,12 +63,25 @@ inline void set_waking(Waking waking) {
     std::uint64_t period_ns;
   } attributes{};
   static_assert(sizeof attributes == 48);
-  constexpr std::uint64_t shortest_turn_ns = 100'000;
   attributes.size = sizeof attributes;
-  attributes.policy = waking == Waking::patient ? SCHED_BATCH : SCHED_OTHER;
+  attributes.policy = static_cast<std::uint32_t>(policy);
   attributes.nice = ::getpriority(PRIO_PROCESS, 0);
-  attributes.turn_ns = waking == Waking::patient ? 0 : shortest_turn_ns;  // 0: the default
+  attributes.turn_ns = turn_ns;
   ::syscall(SYS_sched_setattr, 0, &attributes, 0U);
+}
+
+//! Sets the mode of this thread.
+inline void set_waking(Waking waking) {
+  waking == Waking::patient ? set_turns(SCHED_BATCH, 0) : set_turns(SCHED_OTHER, shortest_turn_ns);
+}
+
+//! Lets this thread have short time slices, or the default ones again, if its policy is the ordinary one. With short
+//! slices, it runs as soon as it wakes, although other threads compute on its core.
+inline void set_short_turns(bool are_short) {
+  thread_local bool has_short_turns = false;
+  if (has_short_turns == are_short || ::sched_getscheduler(0) != SCHED_OTHER) return;
+  has_short_turns = are_short;
+  set_turns(SCHED_OTHER, are_short ? shortest_turn_ns : 0);
 }
 
 }  // namespace unisono
