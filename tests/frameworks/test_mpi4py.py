@@ -26,6 +26,14 @@ def test_unchanged_program_makes_all_calls_of_mpi4py() -> None:
     assert ended.stdout.count("has checked everything") == 3
 
 
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_all_forms_of_buffers_meet_in_messages_and_collectives(transports: str) -> None:
+    ended = run(str(PROGRAMS / "plain_buffers.py"), UNISONO_TRANSPORTS=transports)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has checked everything") == 2
+
+
 def test_program_is_a_world_of_one_rank_without_a_launcher() -> None:
     program = "from unisono.compat.mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.COMM_WORLD.allreduce(5))"
 

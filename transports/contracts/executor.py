@@ -192,12 +192,21 @@ NO_CACHE: CallCache = _NoCache()
 
 
 class MessageCalls(Protocol):
-    """The fast path of `isend` and `irecv` for plain numpy arrays.
+    """The fast path of messages of plain numpy arrays.
 
     It gets the arguments as the user passed them, and checks them itself. All but the common case is refused, and takes
     the slow path. The blocking `send` and `recv` are not here: the native core wraps these methods of a communicator as
     a whole.
     """
+
+    def send_flat(self, x: Any, dest: Any, tag: Any, /) -> bool:
+        """Send the elements of an array, whatever its shape; False if the arguments need the slow path."""
+
+    def receive_up_to(self, out: Any, source: Any, tag: Any, /) -> tuple[int, int, int, int] | None:
+        """Receive a message of at most the length of an array; None as for `start_receive`.
+
+        The result is its source, its tag, the number of its dtype, and its size in bytes.
+        """
 
     def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
         """Start a send in the background and return it; None if the arguments need the checks of the slow path."""
@@ -208,6 +217,12 @@ class MessageCalls(Protocol):
 
 class _NoMessages:
     """A fast path that sends every message to the slow path."""
+
+    def send_flat(self, x: Any, dest: Any, tag: Any, /) -> bool:
+        return False
+
+    def receive_up_to(self, out: Any, source: Any, tag: Any, /) -> tuple[int, int, int, int] | None:
+        return None
 
     def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
         return None

@@ -98,6 +98,28 @@ class MessageCalls {
     return true;
   }
 
+  // Each of these two moves the elements of an array, whatever its shape, within the usual time limit. A receive takes
+  // a message of at most the length of `out`, and returns its source, tag, element type and bytes. False and None mean
+  // that nothing has been done.
+
+  bool send_flat(nb::handle x, nb::handle dest, nb::handle tag) {
+    auto message = sent(x, dest, tag);
+    if (!message) return false;
+    message->posting.buffer.header.digest = 0;  // of its shape
+    complete(*begun(*message, true), *message, x, timeout_s_);
+    return true;
+  }
+
+  nb::object receive_up_to(nb::handle out, nb::handle source, nb::handle tag) {
+    auto message = received(out, source, tag);
+    if (!message) return nb::none();
+    message->posting.buffer.header.digest = 0;  // of its shape
+    message->posting.up_to = true;
+    const auto request = begun(*message, true);
+    complete(*request, *message, out, timeout_s_);
+    return message_of(*request);
+  }
+
   // Each of these two starts a message in the background and returns the result of `on_send` or `on_receive`, which
   // makes the Work. None means that it has done nothing, and the caller takes the slow path.
 
@@ -291,6 +313,8 @@ void bind_fast_messages(nb::module_& module) {
                     double>(),
            nb::arg("endpoint"), nb::arg("array_type"), nb::arg("code_of"), nb::arg("any_source"), nb::arg("any_tag"),
            nb::arg("on_failure"), nb::arg("on_send"), nb::arg("on_receive"), nb::arg("timeout_s"))
+      .def("send_flat", &MessageCalls::send_flat, nb::arg("x"), nb::arg("dest"), nb::arg("tag"))
+      .def("receive_up_to", &MessageCalls::receive_up_to, nb::arg("out"), nb::arg("source"), nb::arg("tag"))
       .def("start_send", &MessageCalls::start_send, nb::arg("x"), nb::arg("dest"), nb::arg("tag"), nb::arg("limit_s"))
       .def("start_receive", &MessageCalls::start_receive, nb::arg("out"), nb::arg("source"), nb::arg("tag"),
            nb::arg("limit_s"));

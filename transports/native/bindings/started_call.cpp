@@ -41,11 +41,13 @@ void StartedCall::cancel() {
   if (!endpoint_->abandoned()) endpoint_->cancel(*request_);
 }
 
-nb::object StartedCall::message() const {
-  if (request_->outcome() != Outcome::done || !request_->matched()) return nb::none();
-  const auto& [source, header] = *request_->matched();
+nb::object message_of(const Request& request) {
+  if (request.outcome() != Outcome::done || !request.matched()) return nb::none();
+  const auto& [source, header] = *request.matched();
   return nb::make_tuple(source, header.group, header.sequence, header.nbytes);
 }
+
+nb::object StartedCall::message() const { return message_of(*request_); }
 
 nb::object StartedCall::host_copy() const {
   if (request_->outcome() != Outcome::done || request_->host_copy().empty()) return nb::none();

@@ -9,6 +9,9 @@
 
 namespace unisono {
 
+//! The source, tag, element type and bytes of the message of an ended receive or probe; otherwise None.
+nanobind::object message_of(const Request& request);
+
 class StartedCall {
  public:
   //! The objects that own the memory of the call.
@@ -28,7 +31,7 @@ class StartedCall {
   void run_in_background(double timeout_s);
   //! Ends a receive in the background without a message, unless it has matched one.
   void cancel();
-  //! The source, tag, element type and bytes of the message of an ended receive or probe; otherwise None.
+  //! The `message_of` its request.
   nanobind::object message() const;
   //! The bytes of an ended receive into device memory, if they are still on the host; otherwise None.
   nanobind::object host_copy() const;

@@ -15,7 +15,8 @@ import numpy as np
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.calls.ready import Native, nothing
 from unisono.compat.mpi4py.memory.access import IN_PLACE
-from unisono.compat.mpi4py.memory.buffers import Block, simple, vector, vector_w
+from unisono.compat.mpi4py.memory.buffers import NATIVE_DTYPES, Block, plain, simple, vector, vector_w
+from unisono.compat.mpi4py.memory.datatype import Datatype
 from unisono.compat.mpi4py.values.op import SUM, OpState, combine, op_of
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
@@ -42,6 +43,9 @@ def barrier(state: Any) -> Any:
 def bcast(state: Any, buf: Any, root: int = 0) -> Any:
     """Copy the elements of the root to all ranks."""
     is_root = checked_root(state, root) == state.rank
+    memory = plain(buf)
+    if memory is not None:
+        return Native(state.native.broadcast, (memory, root), {"out": memory})
     block = simple(buf, writable=not is_root)
     array = block.array() if is_root else block.target()
     if is_root and not array.flags.writeable:
@@ -68,6 +72,9 @@ def gather(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
 
 def _collected(state: Any, method: Any, sendbuf: Any, recvbuf: Any, *args: Any) -> Any:
     """Return the call that collects the elements of all ranks in a buffer of this one."""
+    x, out = plain(sendbuf), plain(recvbuf)
+    if x is not None and out is not None and x.dtype == out.dtype and x.size * state.size == out.size:
+        return Native(method, (x, *args), {"out": out})
     whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
     if _is_in_place(sendbuf):
         out = whole.array()
@@ -249,7 +256,20 @@ def _gathered(state: Any, op: OpState, source: Block, take: Callable[[Any], None
 
 def allreduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
     """Combine the elements of all ranks on all ranks."""
+    native, out = op_of(op).native, _numbers_of(recvbuf)
+    x = out if _is_in_place(sendbuf) else _numbers_of(sendbuf)
+    fit = x is not None and out is not None and (x.dtype, x.size) == (out.dtype, out.size)
+    if fit and native and NATIVE_DTYPES[x.dtype].kind in OPERATIONS[native].kinds:
+        return Native(state.native.allreduce, (x, native), {"out": out, **_bits(state)})
     return _reduced(state, "allreduce", sendbuf, recvbuf, op_of(op), slice(None), ())
+
+
+def _numbers_of(spec: Any) -> Any:
+    """Return the `plain` array of a specification of numbers; None for bytes, which have other operations."""
+    if type(spec) is list and spec and isinstance(spec[-1], Datatype):
+        state = spec[-1]._state
+        return plain(spec) if state is not None and state.dtype in NATIVE_DTYPES else None
+    return plain(spec)
 
 
 def _reduced(state: Any, name: str, sendbuf: Any, recvbuf: Any, op: OpState, which: Any, args: tuple[Any, ...]) -> Any:
@@ -352,8 +372,6 @@ def reduce_scatter_block(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) 
 
 
 def _handle(block: Block) -> Any:
-    from unisono.compat.mpi4py.memory.datatype import Datatype
-
     return Datatype._of(block.layout)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono import Communicator
+from unisono import ANY_SOURCE, ANY_TAG, Communicator
 from unisono.dtypes import DTYPES
 from unisono.transports.contracts.executor import Message, Probe
 
@@ -25,8 +25,22 @@ class Port:
 
     def __init__(self, native: Communicator, *, for_objects: bool = False) -> None:
         carrier = native._for_objects() if for_objects else native
-        self._executor, self._works = carrier._executor, carrier._works
+        self._carrier, self._executor, self._works = carrier, carrier._executor, carrier._works
         self.limit_s = native.timeout_s
+
+    def send_quickly(self, array: Any, dest: int, tag: int) -> bool:
+        """Send an array by the fast path, and return True; False if it has done nothing."""
+        return self._carrier._messages.send_flat(array, dest, tag)
+
+    def receive_quickly(self, array: Any, source: int | None, tag: int | None) -> tuple[int, int, int] | None:
+        """Receive a message as `receive` does, by the fast path, and return its source, tag and size in bytes.
+
+        None means that nothing has been done.
+        """
+        message = self._carrier._messages.receive_up_to(
+            array, ANY_SOURCE if source is None else source, ANY_TAG if tag is None else tag
+        )
+        return None if message is None else (message[0], message[1], message[3])
 
     def send(self, array: Any, dest: int, tag: int, *, in_background: bool = False, synchronous: bool = False) -> Any:
         """Start to send a flat array, and return the operation."""

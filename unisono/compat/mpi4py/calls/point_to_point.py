@@ -14,7 +14,7 @@ from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.calls.messages import Port
 from unisono.compat.mpi4py.calls.request import Buffering, PersistentState, Prequest, Request, RequestState, leave_alone
 from unisono.compat.mpi4py.memory.access import memory_of
-from unisono.compat.mpi4py.memory.buffers import Block, simple
+from unisono.compat.mpi4py.memory.buffers import Block, plain, simple
 from unisono.compat.mpi4py.values.pickles import pickle
 from unisono.compat.mpi4py.values.status import Status
 
@@ -105,7 +105,10 @@ class Messages(Buffering):
     @translating
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a buffer, and return when it may be changed."""
-        self._send(buf, dest, tag)
+        rank = _to(self._live, dest, tag)
+        array = plain(buf)
+        if rank is None or array is None or not self._port().send_quickly(array, rank, tag):
+            self._send(buf, dest, tag)
 
     Rsend = Send
 
@@ -126,8 +129,14 @@ class Messages(Buffering):
         if rank == PROC_NULL:
             _nobody(status)
             return
+        port, array = self._port(), plain(buf)
+        message = None if array is None else port.receive_quickly(array, rank, number)
+        if message is not None:
+            if status is not None:
+                status._set(*message)
+            return
         block = simple(buf, writable=True)
-        array, port = block.target(), self._port()
+        array = block.target()
         operation = port.receive(array, rank, number)
         operation.wait(port.limit_s)
         _stored(block, array, operation, status)

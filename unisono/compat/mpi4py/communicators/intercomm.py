@@ -123,6 +123,13 @@ class _Across:
     def _source(self, source: int | None) -> int | None:
         return None if source is None else self._state.places[source]
 
+    def send_quickly(self, array: Any, dest: int, tag: int) -> bool:
+        return self._port.send_quickly(array, self._state.places[dest], tag)
+
+    def receive_quickly(self, array: Any, source: int | None, tag: int | None) -> tuple[int, int, int] | None:
+        message = self._port.receive_quickly(array, self._source(source), tag)
+        return None if message is None else (self._state.places.index(message[0]), *message[1:])
+
     def send(self, array: Any, dest: int, tag: int, **how: bool) -> Any:
         return self._port.send(array, self._state.places[dest], tag, **how)
 

@@ -28,7 +28,10 @@ from unisono.dtypes import DTYPES
 _u1 = np.dtype(np.uint8)
 # The sum of a few of them is less than the longest array of numpy.
 _MOST_NBYTES = 1 << 56
-_native_dtypes = {np.dtype(name) for name in DTYPES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}}
+# The dtypes of numpy that Unisono has.
+NATIVE_DTYPES = {
+    np.dtype(name): dtype for name, dtype in DTYPES.items() if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+}
 
 
 def code_of(obj: Any) -> str:
@@ -71,7 +74,7 @@ class Block:
     def dtype(self) -> Any:
         """The dtype in which the elements travel: that of the numbers if Unisono has it, otherwise bytes."""
         dtype = self.layout.dtype
-        return dtype if dtype in _native_dtypes else _u1
+        return dtype if dtype in NATIVE_DTYPES else _u1
 
     @property
     def is_direct(self) -> bool:
@@ -180,6 +183,41 @@ def _block(data: Any, memory: Any, layout: TypeState, count: int, offset: int) -
             f"the buffer of {memory.size} bytes is too small: bytes {offset + low} to {offset + high} are needed"
         )
     return Block(memory, layout, count, offset)
+
+
+def plain(spec: Any) -> Any:
+    """Return the elements of a specification of the commonest forms as a flat array; None for all others.
+
+    The forms are an array of numbers, and ``[memory, datatype]`` and ``[memory, count, datatype]`` of elements one
+    after the other, all in memory that is aligned and can be written. The array is the memory of the specification,
+    and has the dtype in which the elements travel. `simple` takes the other forms, and raises the error of a wrong one.
+    """
+    if type(spec) is np.ndarray:
+        array = spec
+    elif type(spec) is list and len(spec) in {2, 3} and type(spec[-1]) is Datatype:
+        array = _dense(*spec) if len(spec) == 3 else _dense(spec[0], None, spec[1])
+    else:
+        return None
+    if array is None or not array.flags.carray or array.dtype not in NATIVE_DTYPES:
+        return None
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+def _dense(memory: Any, count: Any, datatype: Datatype) -> Any:
+    """Return elements one after the other as an array, or None; without a count, all elements in the memory."""
+    layout = datatype._state
+    if layout is None or not layout.is_dense or not layout.size:
+        return None
+    rest = 0
+    try:
+        if count is None:
+            count, rest = divmod(memoryview(memory).nbytes, layout.size)
+        if type(count) is not int or count < 0 or rest:
+            return None
+        dtype = layout.dtype if layout.dtype in NATIVE_DTYPES else _u1
+        return np.frombuffer(memory, dtype, count * layout.size // dtype.itemsize)
+    except (TypeError, ValueError, BufferError):
+        return None
 
 
 def simple(spec: Any, *, writable: bool = False, blocks: int = 1) -> Block:
