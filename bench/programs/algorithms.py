@@ -40,6 +40,7 @@ from unisono.tuning.measure.race import typical_s
 _REPORT = "\x1eunisono-arena "
 _INTERRUPTED = 130
 _SEED = 0
+_DARK = 2.3  # cells of a greater regret are so dark that their text is white
 _MOST_S = 100.0  # for each point, besides the measured time
 
 
@@ -171,8 +172,9 @@ def draw_map(path: Path, request: Request, points: Sequence[Point]) -> None:
         best[row][column] = names.index(point.best)
         regret = point.regret(point.chosen) or float("nan")
         regrets[row][column] = regret
-        axes[0].text(column, row, point.best.replace("_", "_\n", 1), ha="center", va="center", fontsize=7)
-        axes[1].text(column, row, f"{point.chosen[:24]}\n{regret:.2f}", ha="center", va="center", fontsize=7)
+        axes[0].text(column, row, point.best, ha="center", va="center", fontsize=7)
+        text = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if regret > _DARK else "black"}
+        axes[1].text(column, row, f"{point.chosen[:24]}\n{regret:.2f}", **text)
     axes[0].imshow(best, cmap="Pastel1", aspect="auto", vmin=0, vmax=max(8, len(names)))
     axes[1].imshow(regrets, cmap="YlOrRd", aspect="auto", vmin=1, vmax=3, alpha=0.7)
     for part, title in zip(axes, ("fastest algorithm", f"regret of {request.chosen or 'the choice'}"), strict=True):
