@@ -478,7 +478,7 @@ def test_rows_of_a_size_are_printed_when_its_last_round_has_ended(capsys: pytest
 def test_library_that_cannot_run_is_recorded_without_being_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes.Driver, "run", lambda self: None)
+    monkeypatch.setattr(processes.BenchDriver, "run", lambda self: None)
     monkeypatch.setattr(processes.shutil, "which", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["processes", "--libraries", "MPI staged,gloo"])
     assert processes.main() == 0

@@ -194,6 +194,7 @@ while [ "$1" != -- ]; do shift; done
 case $2 in
   mute*) sleep 600 ;;
   trailing*) sh -c "$3"; echo Goodbye ;;
+  adjoining*) sh -c "$3" | sed -u '/"done"/s/$/\\nGoodbye/' ;;
   elsewhere*) sed -u 's#"folder": "#"folder": "/absent#' | sh -c "$3" ;;
   bare*) echo "sh: python: not found" >&2; exit 127 ;;
   *) exec sh -c "$3" ;;
@@ -236,8 +237,9 @@ def test_silent_host_is_given_up_after_the_time_of_the_rendezvous(tmp_path: Path
     assert (code, errors) == (2, "unisono: host 'mute' cannot be used: it has not answered within 0.5 s\n")
 
 
-def test_text_of_a_shell_after_the_job_is_ignored(tmp_path: Path) -> None:
-    assert run_by_fake_ssh(tmp_path, "--hosts", "trailing", "--", "echo", "a") == (0, ["[0] a"], "")
+@pytest.mark.parametrize("host", ["trailing", "adjoining"])
+def test_text_of_a_shell_after_the_job_is_ignored(tmp_path: Path, host: str) -> None:
+    assert run_by_fake_ssh(tmp_path, "--hosts", host, "--", "echo", "a") == (0, ["[0] a"], "")
 
 
 def test_interrupt_while_hosts_are_silent_ends_the_launcher(tmp_path: Path) -> None:

@@ -232,9 +232,10 @@ class SshJob:
 
     def _read(self, agent: _Agent, data: bytes) -> None:
         try:
-            # Shells of some users write text of their own at the end, too.
-            for name, value in agent.messages.feed(b"" if agent.is_done else data):
+            for name, value in () if agent.is_done else agent.messages.feed(data):
                 getattr(self, f"_on_{name}")(agent, value)
+                if agent.is_done:  # what follows is text that shells of some users write at the end
+                    break
         except ProtocolError as error:
             agent.fail(str(error))
             data = b""
