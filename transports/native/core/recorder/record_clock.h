@@ -68,12 +68,17 @@ class RecordClock {
 #endif
   }
 
+  static std::int64_t clock_ns() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
   // Reads the clock, and makes the reading the anchor.
   static std::int64_t read_clock() {
+    if (!counts_at_constant_rate()) return clock_ns();
     const std::uint64_t before = cycles();
-    const std::int64_t ns = std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+    const std::int64_t ns = clock_ns();
     anchor_.lasts = 0;
-    if (!counts_at_constant_rate() || cycles() - before > most_reading_cycles) return ns;
+    if (cycles() - before > most_reading_cycles) return ns;
     anchor_.cycles = before;
     anchor_.ns = ns;
     measure_cycle();
