@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from unisono.bench.peers import Library
 from unisono.bench.placement import cores_to_bind
-from unisono.bench.ranks import BenchJob, JobError, RefusedError
+from unisono.bench.ranks import BenchJob, JobError, RefusedError, calls_taking, elapsed_s
 from unisono.bench.statistics import Times, slowest
 from unisono.transports.host.core_distance import CorePlacement, measure
 
@@ -177,11 +177,9 @@ class BenchDriver:
         settings = self._settings
         count = nbytes // settings.itemsize
         job.ask("prepare", self._deadline_s, collective=settings.collective, dtype=settings.dtype, count=count)
-        _check(job.ask("verify", self._deadline_s))
-        iterations = 1
-        while (elapsed_s := _elapsed_s(self._ask_run(job, iterations))) < CALIBRATION_S:
-            iterations *= 4
-        return self._calls_in_a_round(iterations, elapsed_s)
+        job.ask("verify", self._deadline_s)
+        estimate = calls_taking(CALIBRATION_S, lambda calls: elapsed_s(self._run_calls(job, calls)))
+        return self._calls_in_a_round(*estimate)
 
     def _calls_in_a_round(self, iterations: int, elapsed_s: float) -> int:
         fewest, most = ITERATIONS
@@ -203,7 +201,7 @@ class BenchDriver:
             times = slowest([reply["times_ns"] for reply in replies])
             samples.append(Sample(nbytes, name, number, before, times))
             # An estimate that was disturbed is far too low, and the next one corrects it.
-            calls = self._calls_in_a_round(iterations[name], _elapsed_s(replies))
+            calls = self._calls_in_a_round(iterations[name], elapsed_s(replies))
             iterations[name] = max(iterations[name], calls)
         if measure(self._cores).label != before.label:
             return False
@@ -211,20 +209,8 @@ class BenchDriver:
         return True
 
     def _run_anew(self, job: BenchJob, iterations: int) -> list[dict[str, Any]]:
-        _check(job.ask("verify", self._deadline_s))
-        return self._ask_run(job, iterations)
+        job.ask("verify", self._deadline_s)
+        return self._run_calls(job, iterations)
 
-    def _ask_run(self, job: BenchJob, iterations: int) -> list[dict[str, Any]]:
-        replies = job.ask("run", self._deadline_s, iterations=iterations)
-        _check(replies)
-        return replies
-
-
-def _elapsed_s(replies: Sequence[dict[str, Any]]) -> float:
-    return max(int(reply["elapsed_ns"]) for reply in replies) / 1e9
-
-
-def _check(replies: Sequence[dict[str, Any]]) -> None:
-    for rank, reply in enumerate(replies):
-        if reply["wrong"]:
-            raise RefusedError(f"wrong result on rank {rank}: {reply['wrong']}")
+    def _run_calls(self, job: BenchJob, iterations: int) -> list[dict[str, Any]]:
+        return job.ask("run", self._deadline_s, iterations=iterations)

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,19 @@ class JobError(Exception):
 
 class RefusedError(Exception):
     """The measured library lacks the collective or the dtype, or its result is wrong. The job continues."""
+
+
+def elapsed_s(replies: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds of a loop of calls on the slowest rank, from the replies to its command."""
+    return max(int(reply["elapsed_ns"]) for reply in replies) / 1e9
+
+
+def calls_taking(least_s: float, run: Callable[[int], float]) -> tuple[int, float]:
+    """Return a number of calls that take at least `least_s` seconds, and their time; ``run(calls)`` measures it."""
+    calls = 1
+    while (seconds := run(calls)) < least_s:
+        calls *= 4
+    return calls, seconds
 
 
 class _Connection:
@@ -126,7 +139,7 @@ class BenchJob:
         """Run the command `do` on all ranks, and return their replies by rank.
 
         Raises:
-            RefusedError: the library does not support it.
+            RefusedError: the library does not support it, or a rank replied that its result is wrong.
             JobError: a rank has not answered within `deadline_s`, has ended, or has raised.
         """
         request = json.dumps({"do": do, **arguments}).encode() + b"\n"
@@ -137,6 +150,9 @@ class BenchJob:
         reasons = [reply["unsupported"] for reply in replies if "unsupported" in reply]
         if reasons:
             raise RefusedError(reasons[0])
+        for rank, reply in enumerate(replies):
+            if reply.get("wrong"):
+                raise RefusedError(f"wrong result on rank {rank}: {reply['wrong']}")
         return replies
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from rich.status import Status
 from rich.table import Table
 
 from unisono.bench.peers import Library, peer, unisono_over
-from unisono.bench.ranks import BenchJob, JobError, RefusedError
+from unisono.bench.ranks import BenchJob, JobError, RefusedError, calls_taking, elapsed_s
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import Ratio, paired_ratio
 from unisono.errors import UsageError
@@ -211,24 +212,14 @@ class Study:
     def _prepare(self, job: BenchJob, nbytes: int) -> int:
         """Verify the call, and return how many fill a round."""
         job.ask("prepare", DEADLINE_S, collective=self._collective, dtype="float32", count=max(1, nbytes // 4))
-        _check(job.ask("verify", DEADLINE_S))
-        calls = 1
-        while (elapsed_s := _repeat(job, calls)) < SHORTEST_S:
-            calls *= 4
-        return max(1, round(calls * self._seconds / elapsed_s))
+        job.ask("verify", DEADLINE_S)
+        calls, seconds = calls_taking(SHORTEST_S, partial(_repeat, job))
+        return max(1, round(calls * self._seconds / seconds))
 
 
 def _repeat(job: BenchJob, calls: int) -> float:
     """Return the seconds of a loop of calls on the slowest rank."""
-    replies = job.ask("repeat", DEADLINE_S, iterations=calls)
-    _check(replies)
-    return max(int(reply["elapsed_ns"]) for reply in replies) / 1e9
-
-
-def _check(replies: Sequence[dict[str, object]]) -> None:
-    for rank, reply in enumerate(replies):
-        if reply["wrong"]:
-            raise RefusedError(f"wrong result on rank {rank}: {reply['wrong']}")
+    return elapsed_s(job.ask("repeat", DEADLINE_S, iterations=calls))
 
 
 @contextmanager

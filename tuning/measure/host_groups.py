@@ -101,10 +101,10 @@ def turns(hosts: int) -> list[list[tuple[int, int]]]:
     [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
     """
     even = hosts + hosts % 2
-    circle, found = list(range(1, even)), list[list[tuple[int, int]]]()
+    circle, in_turns = list(range(1, even)), list[list[tuple[int, int]]]()
     for _ in range(even - 1):
         seats = [0, *circle]
         pairs = [(seats[at], seats[-1 - at]) for at in range(even // 2)]
-        found.append(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < hosts))
+        in_turns.append(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < hosts))
         circle = circle[-1:] + circle[:-1]
-    return found
+    return in_turns

@@ -8,10 +8,10 @@ With four actors, the result of this program is a list of four times 4.0::
 Theory of operation. `communicator` is called by the driver. Any actor can be a rank, because Ray lets the driver call a
 function in the process of an actor (``__ray_call__``). The ticket of the job travels in the arguments of these calls.
 
-`RayGroup` is made inside of actors, which know only a name in common. Rank 0 puts the ticket into Ray's internal key-
-value store, under a key with the id of Ray's job and the name of the group. It removes the ticket when all ranks have
-met or one has failed. A group that died may have left a ticket. Nobody answers at the store in it, so a rank that reads
-it looks again.
+`RayGroup` is made inside of actors, which know only a name in common. Rank 0 puts the ticket into Ray's internal
+key-value store, under a key with the id of Ray's job and the name of the group. It removes the ticket when all ranks
+have met or one has failed. A group that died may have left a ticket. Nobody answers at the store in it, so a rank that
+reads it looks again.
 """
 
 from __future__ import annotations

@@ -99,16 +99,14 @@ class Messages(Buffering):
         rank = _to(self._live, dest, tag)
         if rank is None:
             return
-        port = self._port()
-        port.send(simple(buf).array(), rank, tag, synchronous=synchronous).wait(port.limit_s)
+        port, array = self._port(), None if synchronous else plain(buf)
+        if array is None or not port.send_quickly(array, rank, tag):
+            port.send(simple(buf).array(), rank, tag, synchronous=synchronous).wait(port.limit_s)
 
     @translating
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a buffer, and return when it may be changed."""
-        rank = _to(self._live, dest, tag)
-        array = plain(buf)
-        if rank is None or array is None or not self._port().send_quickly(array, rank, tag):
-            self._send(buf, dest, tag)
+        self._send(buf, dest, tag)
 
     Rsend = Send
 
