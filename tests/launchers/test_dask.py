@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 
+dask = pytest.importorskip("dask", reason="make engines installs it and runs these tests")
 distributed = pytest.importorskip("distributed", reason="make engines installs it and runs these tests")
 
 import unisono as un  # noqa: E402
@@ -39,6 +40,10 @@ def test_workers_are_ranks_in_their_order(client: Any) -> None:
             ud.communicator(client, name="mine")
     with pytest.raises(un.UsageError, match="no communicator named 'mine'"):
         ranks.run(summed)
+
+
+def rank_of(world: un.Communicator) -> int:
+    return world.rank
 
 
 def test_tasks_run_on_their_workers_with_the_value_of_their_rank(client: Any) -> None:
@@ -109,6 +114,16 @@ def test_dead_worker_is_named_and_the_cluster_goes_on() -> None:
         client.wait_for_workers(2, timeout=DEADLINE_S)
         with ud.communicator(client) as others:
             assert others.run(summed) == [(0, 2.0), (1, 2.0)]
+
+
+def test_timer_of_the_client_hides_no_worker() -> None:
+    with (
+        dask.config.set({"distributed.client.scheduler-info-interval": "1ms"}),
+        distributed.Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client,
+        ud.communicator(client) as ranks,
+    ):
+        for _ in range(200):
+            assert ranks.run(rank_of) == [0, 1]
 
 
 def test_example_sorts_an_array(tmp_path: Path) -> None:

@@ -113,7 +113,16 @@ class WorkerRanks:
                 raise _lost(rank, worker)
 
     def _living(self) -> set[str]:
-        return set(self._client.scheduler_info(n_workers=-1)["workers"]) - self._lost
+        return set(_workers(self._client)) - self._lost
+
+
+def _workers(client: Client) -> list[str]:
+    """Return the addresses of all workers that the scheduler knows now.
+
+    `Client.scheduler_info` asks the scheduler too, but returns an attribute of the client. A timer of the client sets
+    this attribute to a description without workers, also between the answer and the return.
+    """
+    return list(client.sync(client.scheduler.identity)["workers"])
 
 
 def _lost(rank: int, worker: str) -> PeerLostError:
@@ -156,7 +165,7 @@ def communicator(
 
     The key of the job travels in Dask's messages. With ``tls://`` between client and workers, nobody else can read it.
     """
-    known = list(client.scheduler_info(n_workers=-1)["workers"])
+    known = _workers(client)
     ranks = known if workers is None else list(workers)
     if not ranks:
         raise UsageError("the cluster has no workers: start some, or wait for them by client.wait_for_workers(n)")
