@@ -35,7 +35,7 @@ from unisono.swarm.links import Caller, RefusedError
 from unisono.swarm.parking import Parkers
 from unisono.swarm.stream_server import StreamServer, Take
 from unisono.swarm.streams import GoneError, NoWayError, ask_to_connect, open_stream
-from unisono.swarm.views import Member, member_of
+from unisono.swarm.views import Member
 from unisono.transports.links.dialer import DialingRank
 from unisono.transports.links.handshake import NO_RANK
 
@@ -366,11 +366,6 @@ def _connected(stream: socket.socket, member: str, port: int, deadline: Deadline
         stream.close()
         raise
     return stream
-
-
-def sender_of(request: dict[str, Any]) -> Member | None:
-    """Return the process that a ping names as its sender; raises ValueError if that is none."""
-    return None if request.get("from") is None else member_of(request["from"])
 
 
 def _way_in_words(way: Way) -> str:
