@@ -1,10 +1,10 @@
-"""Measures allreduce between hosts on slow links: network namespaces of this machine, shaped by the kernel.
+"""Measures a collective between hosts on slow links: network namespaces of this machine, shaped by the kernel.
 
-    sudo unisono bench shaped --hosts 4 --rate 1gbit
+    sudo unisono bench shaped --hosts 4 --rate 1gbit --collective allgather
 
-The hosts are those of `bench.namespaces`. In each round, rank 0 streams bytes over one TCP socket to another host,
-which gives the payload rate B of the link. Then every algorithm runs once. The bound of an allreduce of n bytes over h
-hosts is 2(h − 1)/h · n/B, because every host must send so much with any algorithm.
+The hosts are those of `bench.namespaces`. In each round, rank 0 streams as many bytes over one TCP socket to another
+host as some host must send or receive with any algorithm (`BOUNDS`), so that time is the bound. Then every algorithm
+runs once. Before each, all links are idle until the kernel's token buckets are full.
 
 All namespaces are removed at the end, also after Ctrl-C. The next run removes those of a killed run.
 """
@@ -16,7 +16,7 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,15 @@ from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "ranks" / "shaped_rank.py"
 _AGAIN_S = 1.0
+# For each collective: the bytes that some host must send or receive, by the bytes of a rank's longer buffer, the number
+# of hosts and the ranks of each.
+BOUNDS: dict[str, Callable[[int, int, int], float]] = {
+    "allreduce": lambda nbytes, hosts, _: 2 * (hosts - 1) / hosts * nbytes,
+    "reduce_scatter": lambda nbytes, hosts, _: (hosts - 1) / hosts * nbytes,
+    "allgather": lambda nbytes, hosts, _: (hosts - 1) / hosts * nbytes,
+    "alltoall": lambda nbytes, hosts, per_host: per_host * (hosts - 1) / hosts * nbytes,
+    "broadcast": lambda nbytes, _, __: nbytes,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class AlgorithmTimes:
     Attributes:
         algorithm: its name, or "auto" for the tuner's choice.
         median_ms, best_ms: of a call, the maximum over ranks.
-        bound_ms: median over rounds of the time that no algorithm can beat, by the byte stream of the same round.
+        bound_ms: median over rounds of the byte stream's time, which no algorithm can beat.
         efficiency: median over rounds of bound / time.
     """
 
@@ -70,9 +79,9 @@ def run(hosts: Sequence[str], per_host: int, arguments: Sequence[str]) -> list[l
     return times
 
 
-def judge(times: list[list[float]], hosts: int, algorithms: Sequence[str]) -> list[AlgorithmTimes]:
-    """Return the times of each algorithm, and its bound: the time in which the measured stream sends its bytes."""
-    bounds = [2 * (hosts - 1) / hosts * row[0] for row in times]
+def judge(times: list[list[float]], algorithms: Sequence[str]) -> list[AlgorithmTimes]:
+    """Return the times of each algorithm, and its bound: the time in which the stream sent its bytes."""
+    bounds = [row[0] for row in times]
     rows = []
     for k, algorithm in enumerate(algorithms):
         calls = [row[k + 1] for row in times]
@@ -108,29 +117,32 @@ def _end(number: int, frame: Any) -> None:
 @click.option("--hosts", type=click.IntRange(min=2, max=200), default=4, show_default=True, help="Namespaces.")
 @click.option("--per-host", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks in each.")
 @click.option("--rate", default="1gbit", show_default=True, help="Rate of each host's link, in the notation of tc.")
-@click.option("--size", default="64M", show_default=True, help="Bytes of one rank's buffer.")
+@click.option("--collective", type=click.Choice(list(BOUNDS)), default="allreduce", show_default=True)
+@click.option("--size", default="64M", show_default=True, help="Bytes of a rank's longer buffer.")
 @click.option("--algorithms", default="auto,ring", show_default=True, help="Names, with commas between.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Calls of each algorithm.")
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="File to append results to.")
-def main(hosts: int, per_host: int, rate: str, size: str, algorithms: str, rounds: int, output: Path | None) -> None:
-    """Measure allreduce between hosts on links of a given rate. Needs root, `ip` and `tc`."""
+def main(hosts: int, per_host: int, rate: str, output: Path | None, **call: Any) -> None:
+    """Measure a collective between hosts on links of a given rate. Needs root, `ip` and `tc`."""
     if os.geteuid() != 0:
         raise click.UsageError("network namespaces need root")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end)
-    (nbytes,) = parse_sizes(size)
-    names = algorithms.split(",")
-    arguments = [address(0), str(per_host), str(nbytes), str(rounds), *names]
+    collective, names, rounds = call["collective"], call["algorithms"].split(","), call["rounds"]
+    (nbytes,) = parse_sizes(call["size"])
+    streamed = int(BOUNDS[collective](nbytes, hosts, per_host))
+    arguments = [address(0), str(per_host), collective, str(nbytes), str(streamed), str(rounds), *names]
     try:
         with network(hosts, rate, before_removal=_calm_down) as namespaces:
             times = run(namespaces, per_host, arguments)
     except UsageError as error:
         raise click.ClickException(str(error)) from None
-    rows = judge(times, hosts, names)
-    show(f"allreduce float32 {size}, {hosts} hosts × {per_host} ranks, {rate}", rows)
+    rows = judge(times, names)
+    show(f"{collective} float32 {call['size']}, {hosts} hosts × {per_host} ranks, {rate}", rows)
     if output is not None:
         settings = {"hosts": hosts, "per_host": per_host, "rate": rate, "nbytes": nbytes, "rounds": rounds}
-        document = {"shaped": settings, "found": [asdict(row) for row in rows], "times_s": times}
+        shaped = {"collective": collective, **settings}
+        document = {"shaped": shaped, "found": [asdict(row) for row in rows], "times_s": times}
         with output.open("a") as file:
             file.write(json.dumps(document) + "\n")
 

@@ -1,7 +1,8 @@
-"""One rank of `unisono.bench.programs.shaped`: measures a byte stream and allreduces in turns, and prints the times.
+"""One rank of `unisono.bench.programs.shaped`: measures a byte stream and collectives in turns, and prints the times.
 
-Run by path as ``shaped_rank.py ADDRESS OTHER NBYTES ROUNDS ALGORITHM…``: rank 0 sends bytes from ADDRESS to rank OTHER,
-the first one of another host. ALGORITHM is a name, or "auto". Unisono's variables say which rank this is.
+Run by path as ``shaped_rank.py ADDRESS OTHER COLLECTIVE NBYTES STREAMED ROUNDS ALGORITHM…``: rank 0 sends STREAMED
+bytes from ADDRESS to rank OTHER, the first one of another host. NBYTES are those of the collective's longer buffer.
+ALGORITHM is a name, or "auto". Unisono's variables say which rank this is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +23,10 @@ import unisono as un
 PR_SET_PDEATHSIG = 1
 MEETING_S = 20.0
 CHUNK_NBYTES = 1 << 20
+# An idle link's token bucket is full again after this time, at 100 Mbit/s too.
+REFILL_S = 0.02
+
+Call = Callable[[Any, str | None], object]
 
 
 def open_bare(world: un.Communicator, address: str, other: int) -> socket.socket | None:
@@ -53,28 +60,56 @@ def stream(bare: socket.socket | None, sends: bool, nbytes: int) -> float:
     return time.perf_counter() - began
 
 
+def prepare(world: un.Communicator, collective: str, count: int) -> tuple[Any, Any, Any, Call]:
+    """Return a rank's array, the array of the result, its values, and the call; `count` elements are the longer one.
+
+    Each rank's array holds its number plus 1.
+    """
+    ranks = np.arange(1, world.size + 1, dtype=np.float32)
+    part = count // world.size
+    x, out, short = (np.zeros(length, np.float32) for length in (count, count, part))
+    everyone, total = np.repeat(ranks, part), ranks.sum()
+    cases: dict[str, tuple[Any, Any, Any, Call]] = {
+        "allreduce": (x, x, total, lambda x, name: world.allreduce(x, out=x, algorithm=name)),
+        "reduce_scatter": (x, short, total, lambda x, name: world.reduce_scatter(x, out=short, algorithm=name)),
+        "allgather": (x[:part], out, everyone, lambda x, name: world.allgather(x, out=out, algorithm=name)),
+        "alltoall": (x, out, everyone, lambda x, name: world.alltoall(x, out=out, algorithm=name)),
+        "broadcast": (x, x, ranks[0], lambda x, name: world.broadcast(x, out=x, algorithm=name)),
+    }
+    return cases[collective]
+
+
+def settle(world: un.Communicator) -> None:
+    """Wait until the links are idle, and all ranks are here."""
+    world.barrier()
+    time.sleep(REFILL_S)
+    world.barrier()
+
+
 def main() -> None:
-    """Time the byte stream and each allreduce in every round. Rank 0 prints the seconds on the slowest rank as JSON."""
-    address, other, nbytes, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    algorithms = sys.argv[5:]
+    """Time the byte stream and each call in every round. Rank 0 prints the seconds on the slowest rank as JSON."""
+    address, other, collective = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    nbytes, streamed, rounds = (int(word) for word in sys.argv[4:7])
+    names = [None if name == "auto" else name for name in sys.argv[7:]]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     world = un.init()
-    array = np.zeros(nbytes // 4, np.float32)
+    array, result, expected, call = prepare(world, collective, nbytes // 4 // world.size * world.size)
     bare = open_bare(world, address, other)
-    for name in algorithms:  # so that connections are open
-        world.allreduce(array[: 1 << 20], algorithm=None if name == "auto" else name)
+    for name in names:  # so that connections are open
+        call(array, name)
     times: list[list[float]] = []
     for _ in range(rounds):
-        world.barrier()
-        row = [stream(bare, world.rank == 0, nbytes)]
-        for name in algorithms:
+        settle(world)
+        row = [stream(bare, world.rank == 0, streamed)]
+        for name in names:
+            result.fill(0)
             array.fill(world.rank + 1)
-            world.barrier()
+            settle(world)
             began = time.perf_counter()
-            world.allreduce(array, out=array, algorithm=None if name == "auto" else name)
+            call(array, name)
             row.append(time.perf_counter() - began)
-            if not (array == world.size * (world.size + 1) / 2).all():
-                raise ValueError(f"{name} gives a wrong result")
+            if not (result == expected).all():
+                raise ValueError(f"{name or 'auto'} gives a wrong result")
         times.append(world.allreduce(np.array(row), op="max").tolist())
     if world.rank == 0:
         sys.stdout.write(json.dumps(times))

@@ -95,7 +95,7 @@ PROGRAMS = {
         "jax_calls": "Calls in compiled programs of JAX.",
         "memory": "The memory of a rank for its peers.",
         "overlap": "How far calls overlap with computing.",
-        "shaped": "Allreduce between hosts on slow links.",
+        "shaped": "A collective between hosts on slow links.",
         "tls": "The cost of TLS.",
         "torch_calls": "Calls of torch.distributed over Unisono and Gloo.",
         "training": "The time to a loss, across a wide-area network.",

@@ -19,8 +19,10 @@ constexpr auto verdict_time = 1500ms;
 // How long a library may take to release the memory of failed calls.
 constexpr auto release_time = 200ms;
 // A thread looks for progress this many times before it waits. The number is small where the peer may need this core,
-// and where each look takes a system call.
+// and where each look takes a system call. Where other threads run on this core now and then, the looks take as long as
+// the yield that would follow.
 constexpr std::uint32_t crowded_rounds = 2;
+constexpr std::uint32_t shared_rounds = 30;
 constexpr std::uint32_t syscall_rounds = 50;
 
 // Drives `begun` this many times, or until it is done.
@@ -169,7 +171,7 @@ void Endpoint::wake_leader() const {
 }
 
 std::uint32_t Endpoint::affordable_rounds(std::uint32_t rounds) const {
-  if (shares_core()) return std::min(rounds, crowded_rounds);
+  if (shares_core()) return std::min(rounds, crowded_ || !yields_help() ? crowded_rounds : shared_rounds);
   return polls_by_syscall_.load(std::memory_order_relaxed) ? std::min(rounds, syscall_rounds) : rounds;
 }
 
