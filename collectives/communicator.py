@@ -158,8 +158,9 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
             color: an integer of 64 bits. A rank that passes None is in no new communicator, and gets None.
             key: an integer of 64 bits. Ranks are numbered by ascending key, and ranks with equal keys in their order
                 here. The default is this rank.
-            type: in place of a color, what the ranks of a new communicator share: "shared" memory, a "host" (a
-                machine, whose containers may share no memory), or the "numa" nodes whose cores they may use.
+            type: in place of a color, what the ranks of a new communicator share: "shared" memory, through which they
+                exchange messages, a "host" (a machine, whose containers may share no memory), or the "numa" nodes whose
+                cores they may use.
             timeout_s: seconds until the allgather fails; by default the option `timeout_s`.
 
         Raises:
@@ -176,9 +177,7 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
         if type is not None:
             if color is not None:
                 raise UsageError("pass a color or a type to split(), not both")
-            from unisono.collectives.calls.places import color_of_place
-
-            color = color_of_place(type, self.hosts, self.rank)
+            color = self._color_of_place(type)
         wire_color = 0 if color is None else checked_integer(color, "color", *_INT64)
         order = self.rank if key is None else checked_integer(key, "key", *_INT64)
         row = np.array([[color is not None, wire_color, order]], np.int64)
@@ -187,6 +186,19 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
             return None
         members = [rank for rank, (is_member, other, _) in enumerate(rows) if is_member and other == wire_color]
         return self.subgroup(sorted(members, key=lambda rank: rows[rank][2]))
+
+    def _color_of_place(self, kind: str) -> int:
+        """Return an integer that is equal on two ranks exactly if they are in one place; see `split`."""
+        from unisono.collectives.calls.places import color_of_place
+
+        is_apart = kind == "shared" and not self._shares_memory()
+        return color_of_place(kind, [[rank] for rank in range(self.size)] if is_apart else self.hosts, self.rank)
+
+    def _shares_memory(self) -> bool:
+        """Return whether the ranks of this host exchange messages through shared memory, or this rank is alone."""
+        host = next(host for host in self.hosts if self.rank in host)
+        shares = getattr(self._executor, "shares_memory_with", None)  # which executors in Python lack
+        return len(host) == 1 or shares is None or shares(host)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator:
         """Return a communicator of these ranks, which become its ranks 0, 1, … in this order. Nothing is sent.

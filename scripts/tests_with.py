@@ -8,6 +8,7 @@ the tests. Versions are exact, because these libraries change between releases w
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -19,11 +20,19 @@ from unisono.bench.peers import make_environment
 
 
 class Environment(NamedTuple):
-    """The libraries of an environment, its folder, and the arguments of pytest."""
+    """An environment.
+
+    Attributes:
+        folder: its folder.
+        libraries: what pip installs there.
+        tests: the arguments of pytest.
+        compiled: further libraries, without wheels, which the compiler of the MPI in `libraries` compiles.
+    """
 
     folder: str
     libraries: tuple[str, ...]
     tests: tuple[str, ...]
+    compiled: tuple[str, ...] = ()
 
 
 # Each optional package that is installed is seen by `unisono doctor`.
@@ -84,8 +93,23 @@ ENVIRONMENTS = {
             "schwimmbad==0.4.2",
         ),
         ("tests/frameworks/test_mpi4py_clients.py",),
+        compiled=("mpi4py-fft==2.0.6",),  # needs FFTW, which `make debian` installs
     ),
 }
+
+
+def compile_missing(folder: Path, libraries: tuple[str, ...]) -> None:
+    """Compile and install those of the libraries that are not installed; say which ones cannot be, and go on."""
+    bin_folder = folder.absolute() / "bin"
+    pip = [str(bin_folder / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    environ = {**os.environ, "MPICC": str(bin_folder / "mpicc"), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    for library in libraries:
+        show = subprocess.run([*pip, "show", library.partition("==")[0]], stdout=subprocess.DEVNULL, check=False)
+        if show.returncode == 0:
+            continue
+        ended = subprocess.run([*pip, "install", "--no-deps", library], env=environ, check=False)
+        if ended.returncode != 0:
+            sys.stderr.write(f"{library} cannot be compiled, so its tests are skipped: `make debian` installs FFTW\n")
 
 
 def main() -> None:
@@ -101,6 +125,7 @@ def main() -> None:
     except UsageError as error:
         sys.stderr.write(f"SKIPPED: the tests with {name}, because their libraries cannot be installed: {error}\n")
         return
+    compile_missing(folder, environment.compiled)
     python = str(folder.absolute() / "bin" / "python")
     words = [python, "-m", "pytest", *environment.tests, *arguments]
     sys.exit(subprocess.run(words, check=False).returncode)

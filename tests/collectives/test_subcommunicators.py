@@ -85,8 +85,9 @@ def split_by_place(world: un.Communicator) -> list[Any]:
 
 
 def test_split_by_place_joins_the_ranks_of_one_machine(four: Ranks) -> None:
-    for shared, host, numa, (kind, text), (_, both) in four.run_calls(split_by_place):
-        assert shared == host == numa == ((3, 2, 1, 0), 4)
+    for rank, (shared, host, numa, (kind, text), (_, both)) in enumerate(four.run_calls(split_by_place)):
+        assert host == numa == ((3, 2, 1, 0), 4)
+        assert shared == (host if four.transport == "shm" else ((rank,), 1))  # no other rank shares memory over TCP
         assert kind == "UsageError"
         assert "type='hots' cannot be used: it must be one of 'shared', 'host', 'numa'; did you mean host?" in text
         assert "pass a color or a type to split(), not both" in both

@@ -34,6 +34,14 @@ def test_all_forms_of_buffers_meet_in_messages_and_collectives(transports: str) 
     assert ended.stdout.count("has checked everything") == 2
 
 
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_wrong_call_is_an_error_of_its_rank_and_sends_nothing(transports: str) -> None:
+    ended = run(str(PROGRAMS / "mistakes.py"), UNISONO_TRANSPORTS=transports, UNISONO_TIMEOUT_S="60")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has checked everything") == 2
+
+
 def test_program_is_a_world_of_one_rank_without_a_launcher() -> None:
     program = "from unisono.compat.mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.COMM_WORLD.allreduce(5))"
 

@@ -97,6 +97,11 @@ def test_benchmark_of_osu_measures_the_same_sizes(demos: Path, name: str) -> Non
     assert_same(2, str(PROGRAMS / "osu.py"), f"osu_{name}", folder=demos)
 
 
+def test_transforms_are_the_same_as_over_openmpi(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py_fft", reason="it is compiled with FFTW, which make debian installs")
+    assert_same(3, str(PROGRAMS / "transforms.py"), folder=tmp_path)
+
+
 @pytest.mark.parametrize("name", ["pool", "sampler", "cluster"])
 def test_library_returns_the_same_as_over_openmpi(tmp_path: Path, name: str) -> None:
     assert_same(4, str(PROGRAMS / f"{name}.py"), folder=tmp_path)

@@ -208,11 +208,19 @@ class MessageCalls(Protocol):
         The result is its source, its tag, the number of its dtype, and its size in bytes.
         """
 
+    def exchange_up_to(
+        self, x: Any, dest: Any, tag: Any, out: Any, source: Any, tag_received: Any, /
+    ) -> tuple[int, int, int, int] | None:
+        """Send the elements of an array, and receive a message as `receive_up_to` does, at the same time."""
+
     def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
         """Start a send in the background and return it; None if the arguments need the checks of the slow path."""
 
     def start_receive(self, out: Any, source: Any, tag: Any, limit_s: float, /) -> Probe | None:
         """Start a receive in the background and return it; None if the arguments need the checks of the slow path."""
+
+    def start_receive_up_to(self, out: Any, source: Any, tag: Any, limit_s: float, /) -> Probe | None:
+        """Start a receive as `start_receive` does, of a message of at most the length of an array."""
 
 
 class _NoMessages:
@@ -224,11 +232,16 @@ class _NoMessages:
     def receive_up_to(self, out: Any, source: Any, tag: Any, /) -> tuple[int, int, int, int] | None:
         return None
 
+    def exchange_up_to(self, *_: Any) -> tuple[int, int, int, int] | None:
+        return None
+
     def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
         return None
 
     def start_receive(self, out: Any, source: Any, tag: Any, limit_s: float, /) -> Probe | None:
         return None
+
+    start_receive_up_to = start_receive
 
 
 NO_MESSAGES: MessageCalls = _NoMessages()

@@ -85,22 +85,13 @@ class MessageCalls {
     const auto incoming = source.is(any_source_) || tag.is(any_tag_) ? std::nullopt : received(out, source, tag);
     const auto limit_s = limit_of(timeout_s);
     if (!outgoing || !incoming || !limit_s || elements_of(*outgoing).overlap(elements_of(*incoming))) return false;
-    const auto began = std::chrono::steady_clock::now();
-    Begun receiving = begin(*incoming, false);
-    Begun sending = begin(*outgoing, false);
-    if (is_short(*incoming, true)) target_->poll_rounds(*receiving.request, polls_with_lock_held);
-    yield_and_poll(*target_, *receiving.request);
-    record_site(receiving);
-    record_site(sending);
-    complete(*sending.request, *outgoing, x, *limit_s);
-    const double remaining_s = *limit_s - Seconds(std::chrono::steady_clock::now() - began).count();
-    complete(*receiving.request, *incoming, out, std::max(0.0, remaining_s));
+    exchanged(*outgoing, x, *incoming, out, *limit_s);
     return true;
   }
 
-  // Each of these two moves the elements of an array, whatever its shape, within the usual time limit. A receive takes
-  // a message of at most the length of `out`, and returns its source, tag, element type and bytes. False and None mean
-  // that nothing has been done.
+  // Each of these three moves the elements of an array, whatever its shape, within the usual time limit. A receive "up
+  // to" takes a message of at most the length of `out`, and returns its source, tag, element type and bytes. False and
+  // None mean that nothing has been done.
 
   bool send_flat(nb::handle x, nb::handle dest, nb::handle tag) {
     auto message = sent(x, dest, tag);
@@ -111,16 +102,23 @@ class MessageCalls {
   }
 
   nb::object receive_up_to(nb::handle out, nb::handle source, nb::handle tag) {
-    auto message = received(out, source, tag);
+    const auto message = received_up_to(out, source, tag);
     if (!message) return nb::none();
-    message->posting.buffer.header.digest = 0;  // of its shape
-    message->posting.up_to = true;
     const auto request = begun(*message, true);
     complete(*request, *message, out, timeout_s_);
     return message_of(*request);
   }
 
-  // Each of these two starts a message in the background and returns the result of `on_send` or `on_receive`, which
+  nb::object exchange_up_to(nb::handle x, nb::handle dest, nb::handle tag, nb::handle out, nb::handle source,
+                            nb::handle tag_received) {
+    auto outgoing = sent(x, dest, tag);
+    const auto incoming = received_up_to(out, source, tag_received);
+    if (!outgoing || !incoming || elements_of(*outgoing).overlap(elements_of(*incoming))) return nb::none();
+    outgoing->posting.buffer.header.digest = 0;  // of its shape
+    return message_of(*exchanged(*outgoing, x, *incoming, out, timeout_s_));
+  }
+
+  // Each of these three starts a message in the background and returns the result of `on_send` or `on_receive`, which
   // makes the Work. None means that it has done nothing, and the caller takes the slow path.
 
   nb::object start_send(nb::handle x, nb::handle dest, nb::handle tag, double limit_s) {
@@ -129,6 +127,10 @@ class MessageCalls {
 
   nb::object start_receive(nb::handle out, nb::handle source, nb::handle tag, double limit_s) {
     return started(received(out, source, tag), out, limit_s);
+  }
+
+  nb::object start_receive_up_to(nb::handle out, nb::handle source, nb::handle tag, double limit_s) {
+    return started(received_up_to(out, source, tag), out, limit_s);
   }
 
  private:
@@ -161,6 +163,22 @@ class MessageCalls {
     if (is_waited_for) yield_and_poll(*target_, *message_begun.request);
     record_site(message_begun);
     return std::move(message_begun.request);
+  }
+
+  // Sends and receives at once, and returns the ended receive.
+  std::unique_ptr<Request> exchanged(const Message& outgoing, nb::handle x, const Message& incoming, nb::handle out,
+                                     double limit_s) {
+    const auto began = std::chrono::steady_clock::now();
+    Begun receiving = begin(incoming, false);
+    Begun sending = begin(outgoing, false);
+    if (is_short(incoming, true)) target_->poll_rounds(*receiving.request, polls_with_lock_held);
+    yield_and_poll(*target_, *receiving.request);
+    record_site(receiving);
+    record_site(sending);
+    complete(*sending.request, outgoing, x, limit_s);
+    const double remaining_s = limit_s - Seconds(std::chrono::steady_clock::now() - began).count();
+    complete(*receiving.request, incoming, out, std::max(0.0, remaining_s));
+    return std::move(receiving.request);
   }
 
   // If the message fails and a library may still use the memory, the array is never freed.
@@ -199,6 +217,15 @@ class MessageCalls {
     const bool with_any = tag.is(any_tag_);
     if (!to || (!peer && !from_any) || (!number && !with_any) || target_->abandoned()) return std::nullopt;
     return Message::to_receive(peer, to->dtype, number, to->data, to->nbytes, MemoryType::host, to->shape);
+  }
+
+  std::optional<Message> received_up_to(nb::handle out, nb::handle source, nb::handle tag) const {
+    auto message = received(out, source, tag);
+    if (message) {
+      message->posting.buffer.header.digest = 0;  // of its shape
+      message->posting.up_to = true;
+    }
+    return message;
   }
 
   std::optional<Elements> elements_of(nb::handle object, bool written) const {
@@ -315,8 +342,12 @@ void bind_fast_messages(nb::module_& module) {
            nb::arg("on_failure"), nb::arg("on_send"), nb::arg("on_receive"), nb::arg("timeout_s"))
       .def("send_flat", &MessageCalls::send_flat, nb::arg("x"), nb::arg("dest"), nb::arg("tag"))
       .def("receive_up_to", &MessageCalls::receive_up_to, nb::arg("out"), nb::arg("source"), nb::arg("tag"))
+      .def("exchange_up_to", &MessageCalls::exchange_up_to, nb::arg("x"), nb::arg("dest"), nb::arg("tag"),
+           nb::arg("out"), nb::arg("source"), nb::arg("tag_received"))
       .def("start_send", &MessageCalls::start_send, nb::arg("x"), nb::arg("dest"), nb::arg("tag"), nb::arg("limit_s"))
       .def("start_receive", &MessageCalls::start_receive, nb::arg("out"), nb::arg("source"), nb::arg("tag"),
+           nb::arg("limit_s"))
+      .def("start_receive_up_to", &MessageCalls::start_receive_up_to, nb::arg("out"), nb::arg("source"), nb::arg("tag"),
            nb::arg("limit_s"));
   message_calls_type = reinterpret_cast<PyTypeObject*>(module.attr("MessageCalls").ptr());
 }

@@ -10,6 +10,7 @@ import itertools
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar
 
 from unisono.compat.mpi4py.base.constants import CONSTANTS, KEYVAL_INVALID
@@ -23,7 +24,7 @@ _bases: dict[type, type[Handle]] = {}
 
 
 class State:
-    """What handles refer to.
+    """What handles refer to. A call makes many of them, so most attributes are made when they are used.
 
     Attributes:
         number: the number that `handle` returns.
@@ -32,13 +33,22 @@ class State:
         constant: the name of the constant, if it is predefined.
     """
 
+    name = constant = ""
+    errhandler: Any = None
+
     def __init__(self, constant: str = "") -> None:
-        self.number = next(_numbers)
-        self.name = f"MPI_{constant}" if constant else ""
-        self.constant = constant
-        self.attributes: dict[int, Any] = {}
-        self.errhandler: Any = None
-        _states[self.number] = self
+        if constant:
+            self.name, self.constant = f"MPI_{constant}", constant
+
+    @cached_property
+    def number(self) -> int:
+        number = next(_numbers)
+        _states[number] = self
+        return number
+
+    @cached_property
+    def attributes(self) -> dict[int, Any]:
+        return {}
 
 
 class Handle:

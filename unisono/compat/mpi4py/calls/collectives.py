@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from unisono.compat.mpi4py.base.errors import fail
-from unisono.compat.mpi4py.calls.ready import Native, nothing
+from unisono.compat.mpi4py.calls.ready import Native
 from unisono.compat.mpi4py.memory.access import IN_PLACE
-from unisono.compat.mpi4py.memory.buffers import NATIVE_DTYPES, Block, plain, simple, vector, vector_w
-from unisono.compat.mpi4py.memory.datatype import Datatype
-from unisono.compat.mpi4py.values.op import SUM, OpState, combine, op_of
+from unisono.compat.mpi4py.memory.buffers import (
+    NATIVE_DTYPES,
+    Block,
+    elements_of,
+    no_store,
+    plain,
+    plain_numbers,
+    plain_vector,
+    simple,
+    target_in,
+    vector,
+    vector_w,
+)
+from unisono.compat.mpi4py.values.op import SUM, OpState, check_operation, combine, op_of
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 
@@ -30,9 +42,10 @@ def _is_in_place(buf: Any) -> bool:
 
 def checked_root(state: Any, root: int) -> int:
     """Return the root; raises `Exception` if there is no such rank."""
-    if not 0 <= root < state.size:
-        raise fail("ERR_ROOT", f"root {root} is not a rank of a communicator of {state.size}")
-    return root
+    rank = index(root)
+    if not 0 <= rank < state.size:
+        raise fail("ERR_ROOT", f"root {rank} is not a rank of a communicator of {state.size}")
+    return rank
 
 
 def barrier(state: Any) -> Any:
@@ -43,19 +56,8 @@ def barrier(state: Any) -> Any:
 def bcast(state: Any, buf: Any, root: int = 0) -> Any:
     """Copy the elements of the root to all ranks."""
     is_root = checked_root(state, root) == state.rank
-    memory = plain(buf)
-    if memory is not None:
-        return Native(state.native.broadcast, (memory, root), {"out": memory})
-    block = simple(buf, writable=not is_root)
-    array = block.array() if is_root else block.target()
-    if is_root and not array.flags.writeable:
-        return Native(state.native.broadcast, (array, root), {})
-    return Native(state.native.broadcast, (array, root), {"out": array}, nothing_if(is_root, block, array))
-
-
-def nothing_if(is_root: bool, block: Block, array: Any) -> Callable[[], None]:
-    """Return the function that stores a result, except on the root."""
-    return (lambda: None) if is_root else (lambda: block.store(array))
+    array, store = (elements_of(buf), no_store) if is_root else target_in(buf)
+    return Native(state.native.broadcast, (array, root), {"out": array} if array.flags.writeable else {}, store)
 
 
 def _blocks(block: Block, size: int) -> Block:
@@ -63,18 +65,26 @@ def _blocks(block: Block, size: int) -> Block:
     return Block(block.memory, block.layout, block.count * size, block.origin)
 
 
+def _moved(method: Any, args: tuple[Any, ...], sendbuf: Any, recvbuf: Any, sent: int, received: int) -> Native | None:
+    """Return the call on plain buffers of elements for `sent` and `received` ranks; None if they are not plain."""
+    x, out = plain(sendbuf, sent), plain(recvbuf, received)
+    if x is None or out is None or x.dtype != out.dtype or x.size * received != out.size * sent or x.size % sent:
+        return None
+    return Native(method, (x, *args), {"out": out})
+
+
 def gather(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Collect the elements of all ranks on the root."""
     if checked_root(state, root) != state.rank:
-        return Native(state.native.gather, (simple(sendbuf).array(), root), {})
+        return Native(state.native.gather, (elements_of(sendbuf), root), {})
     return _collected(state, state.native.gather, sendbuf, recvbuf, root)
 
 
 def _collected(state: Any, method: Any, sendbuf: Any, recvbuf: Any, *args: Any) -> Any:
     """Return the call that collects the elements of all ranks in a buffer of this one."""
-    x, out = plain(sendbuf), plain(recvbuf)
-    if x is not None and out is not None and x.dtype == out.dtype and x.size * state.size == out.size:
-        return Native(method, (x, *args), {"out": out})
+    call = _moved(method, args, sendbuf, recvbuf, 1, state.size)
+    if call is not None:
+        return call
     whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
     if _is_in_place(sendbuf):
         out = whole.array()
@@ -97,21 +107,23 @@ def allgather(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
 
 def scatter(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Send each rank its share of the elements of the root."""
-    if checked_root(state, root) != state.rank:
-        block = simple(recvbuf, writable=True)
-        out = block.target()
-        return Native(state.native.scatter, (None, root), {"out": out}, lambda: block.store(out))
-    x = _blocks(simple(sendbuf, blocks=state.size), state.size).array()
-    if _is_in_place(recvbuf):
+    is_root, method = checked_root(state, root) == state.rank, state.native.scatter
+    call = _moved(method, (root,), sendbuf, recvbuf, state.size, 1) if is_root else None
+    if call is not None:
+        return call
+    x = _blocks(simple(sendbuf, blocks=state.size), state.size).array() if is_root else None
+    if is_root and _is_in_place(recvbuf):
         own = _part(x, root, state.size)
-        return Native(state.native.scatter, (x, root), {"out": own if own.flags.writeable else own.copy()})
-    block = simple(recvbuf, writable=True)
-    target = block.target()
-    return Native(state.native.scatter, (x.view(target.dtype), root), {"out": target}, lambda: block.store(target))
+        return Native(method, (x, root), {"out": own if own.flags.writeable else own.copy()})
+    out, store = target_in(recvbuf)
+    return Native(method, (None if x is None else x.view(out.dtype), root), {"out": out}, store)
 
 
 def alltoall(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each rank a share, and receive one from each."""
+    call = _moved(state.native.alltoall, (), sendbuf, recvbuf, state.size, state.size)
+    if call is not None:
+        return call
     whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
     if _is_in_place(sendbuf):
         x = whole.array().copy()
@@ -124,28 +136,46 @@ def alltoall(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
 def gatherv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Collect elements of all ranks on the root, which alone knows the counts."""
     if checked_root(state, root) != state.rank:
-        return Native(state.native.gatherv, (simple(sendbuf).array(), None, root), {"counts_at_root": True})
+        return Native(state.native.gatherv, (elements_of(sendbuf), None, root), {"counts_at_root": True})
+    x, counts, out, store = _collected_parts(state, sendbuf, recvbuf)
+    return Native(state.native.gatherv, (x, counts, root), {"out": out, "counts_at_root": True}, store)
+
+
+def _collected_parts(state: Any, sendbuf: Any, recvbuf: Any) -> tuple[Any, list[int], Any, Callable[[], None]]:
+    """Return the elements to send, the numbers of those of all ranks, the array for these, and how it is stored."""
+    plain_parts = None if _is_in_place(sendbuf) else plain_vector(recvbuf, state.size)
+    if plain_parts is not None:
+        out, counts = plain_parts
+        x = elements_of(sendbuf)
+        if x.dtype == out.dtype:
+            return x, counts, out, no_store
     parts = vector(recvbuf, state.size, writable=True)
-    x = parts[root].array() if _is_in_place(sendbuf) else simple(sendbuf).array()
-    out, finish = target_of(parts, x.dtype)
-    counts = numbers_of(parts, x.dtype)
-    return Native(state.native.gatherv, (x, counts, root), {"out": out, "counts_at_root": True}, finish)
+    x = parts[state.rank].array() if _is_in_place(sendbuf) else elements_of(sendbuf)
+    out, store = target_of(parts, x.dtype)
+    return x, numbers_of(parts, x.dtype), out, store
 
 
 def scatterv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Send each rank its share of the elements of the root, which alone knows the counts."""
-    x, counts, own = None, None, None
+    x: Any = None
+    counts: Any = None
     if checked_root(state, root) == state.rank:
-        parts = vector(sendbuf, state.size)
-        own, dtype = parts[root], parts[root].dtype
-        x, counts = concatenated(parts, dtype), numbers_of(parts, dtype)
-    if own is not None and _is_in_place(recvbuf):
-        out, finish = own.array().copy(), nothing
+        x, counts = _sent_parts(sendbuf, state.size)
+    if x is not None and _is_in_place(recvbuf):
+        start = sum(counts[:root])
+        out, store = x[start : start + counts[root]].copy(), no_store
     else:
-        block = simple(recvbuf, writable=True)
-        out = block.target()
-        finish = functools.partial(block.store, out)
-    return Native(state.native.scatterv, (x, counts, root), {"out": out, "counts_at_root": True}, finish)
+        out, store = target_in(recvbuf)
+    return Native(state.native.scatterv, (x, counts, root), {"out": out, "counts_at_root": True}, store)
+
+
+def _sent_parts(spec: Any, size: int) -> tuple[Any, Any]:
+    """Return the elements for all ranks one after the other, and their numbers."""
+    plain_parts = plain_vector(spec, size)
+    if plain_parts is not None:
+        return plain_parts
+    parts = vector(spec, size)
+    return concatenated(parts, parts[0].dtype), numbers_of(parts, parts[0].dtype)
 
 
 def _joined(parts: Sequence[Block], dtype: Any) -> Any:
@@ -168,7 +198,7 @@ def target_of(parts: Sequence[Block], dtype: Any) -> tuple[Any, Callable[[], Non
     """Return an array for the elements of blocks one after the other, and the function that stores it in the blocks."""
     joined = _joined(parts, dtype)
     if joined is not None:
-        return joined, nothing
+        return joined, no_store
     array = np.empty(sum(numbers_of(parts, dtype)), dtype)
 
     def store() -> None:
@@ -187,22 +217,20 @@ def numbers_of(parts: Sequence[Block], dtype: Any) -> list[int]:
 
 def allgatherv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Collect elements of all ranks on all ranks."""
-    parts = vector(recvbuf, state.size, writable=True)
-    x = (parts[state.rank] if _is_in_place(sendbuf) else simple(sendbuf)).array()
-    out, finish = target_of(parts, x.dtype)
-    return Native(state.native.allgatherv, (x, numbers_of(parts, x.dtype)), {"out": out}, finish)
+    x, counts, out, store = _collected_parts(state, sendbuf, recvbuf)
+    return Native(state.native.allgatherv, (x, counts), {"out": out}, store)
 
 
 def alltoallv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each rank some elements, and receive some from each."""
-    targets = vector(recvbuf, state.size, writable=True)
-    sources = targets if _is_in_place(sendbuf) else vector(sendbuf, state.size)
-    dtype = sources[0].dtype
-    x = concatenated(sources, dtype)
+    x, sent = _sent_parts(recvbuf if _is_in_place(sendbuf) else sendbuf, state.size)
     x = x.copy() if _is_in_place(sendbuf) else x
-    out, finish = target_of(targets, dtype)
-    args = x, numbers_of(sources, dtype), numbers_of(targets, dtype)
-    return Native(state.native.alltoallv, args, {"out": out}, finish)
+    plain_parts = plain_vector(recvbuf, state.size)
+    if plain_parts is not None and plain_parts[0].dtype == x.dtype:
+        return Native(state.native.alltoallv, (x, sent, plain_parts[1]), {"out": plain_parts[0]})
+    parts = vector(recvbuf, state.size, writable=True)
+    out, store = target_of(parts, x.dtype)
+    return Native(state.native.alltoallv, (x, sent, numbers_of(parts, x.dtype)), {"out": out}, store)
 
 
 def alltoallw(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
@@ -243,6 +271,7 @@ def _folded(op: OpState, parts: Sequence[Any], block: Block) -> Any:
 def _gathered(state: Any, op: OpState, source: Block, take: Callable[[Any], None], which: Any) -> Any:
     """Return the call that gathers the elements, and takes the combination of those that `which` chooses."""
     mine = np.ascontiguousarray(source.elements())
+    check_operation(op, mine.dtype)
     raw = mine.view(_u1).copy()
     everything = np.empty(raw.size * state.size, _u1)
 
@@ -256,36 +285,30 @@ def _gathered(state: Any, op: OpState, source: Block, take: Callable[[Any], None
 
 def allreduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
     """Combine the elements of all ranks on all ranks."""
-    native, out = op_of(op).native, _numbers_of(recvbuf)
-    x = out if _is_in_place(sendbuf) else _numbers_of(sendbuf)
-    fit = x is not None and out is not None and (x.dtype, x.size) == (out.dtype, out.size)
-    if fit and native and NATIVE_DTYPES[x.dtype].kind in OPERATIONS[native].kinds:
-        return Native(state.native.allreduce, (x, native), {"out": out, **_bits(state)})
     return _reduced(state, "allreduce", sendbuf, recvbuf, op_of(op), slice(None), ())
 
 
-def _numbers_of(spec: Any) -> Any:
-    """Return the `plain` array of a specification of numbers; None for bytes, which have other operations."""
-    if type(spec) is list and spec and isinstance(spec[-1], Datatype):
-        state = spec[-1]._state
-        return plain(spec) if state is not None and state.dtype in NATIVE_DTYPES else None
-    return plain(spec)
+def _has_plain(op: OpState, x: Any) -> bool:
+    """Return whether an array is plain, and Unisono has the operation for its elements."""
+    return x is not None and op.native != "" and NATIVE_DTYPES[x.dtype].kind in OPERATIONS[op.native].kinds
 
 
 def _reduced(state: Any, name: str, sendbuf: Any, recvbuf: Any, op: OpState, which: Any, args: tuple[Any, ...]) -> Any:
-    target = simple(recvbuf, writable=True)
-    source = target if _is_in_place(sendbuf) else simple(sendbuf)
-    _check_counts(source, target)
-    if not has_native(op, source):
-        return _gathered(state, op, source, target.store_elements, which)
-    x, out = source.array(), target.target()
-    if source is target and name != "allreduce":
+    is_in_place, out, store = _is_in_place(sendbuf), plain_numbers(recvbuf), no_store
+    x = out if is_in_place else plain_numbers(sendbuf)
+    if out is None or not _has_plain(op, x) or (x.dtype, x.size) != (out.dtype, out.size):
+        target = simple(recvbuf, writable=True)
+        source = target if is_in_place else simple(sendbuf)
+        _check_counts(source, target)
+        if not has_native(op, source):
+            return _gathered(state, op, source, target.store_elements, which)
+        x, out = source.array(), target.target()
+        store = functools.partial(target.store, out)
+    if is_in_place and name != "allreduce":
         x = x.copy()
-    method = getattr(state.native, name)
-    is_stored = name != "exscan" or state.rank > 0
-    out = out if is_stored else np.empty_like(out)
-    finish = functools.partial(target.store, out) if is_stored else nothing
-    return Native(method, (x, op.native, *args), {"out": out, **_bits(state)}, finish)
+    if name == "exscan" and state.rank == 0:
+        out, store = np.empty_like(out), no_store
+    return Native(getattr(state.native, name), (x, op.native, *args), {"out": out, **_bits(state)}, store)
 
 
 def _bits(state: Any) -> dict[str, bool]:
@@ -294,7 +317,9 @@ def _bits(state: Any) -> dict[str, bool]:
 
 
 def _check_counts(source: Block, target: Block) -> None:
-    if source.nbytes != target.nbytes or source.layout.dtype != target.layout.dtype:
+    if source.layout.dtype != target.layout.dtype:
+        raise ValueError(f"the datatypes of the buffers differ: {source.layout.dtype} and {target.layout.dtype}")
+    if source.nbytes != target.nbytes:
         raise ValueError(f"the send and receive buffers have {source.count} and {target.count} elements")
 
 
@@ -303,10 +328,14 @@ def reduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0)
     operation = op_of(op)
     if checked_root(state, root) == state.rank:
         return _reduced(state, "reduce", sendbuf, recvbuf, operation, slice(None), (root,))
-    source = simple(recvbuf if _is_in_place(sendbuf) else sendbuf)
-    if not has_native(operation, source):
-        return _gathered(state, operation, source, lambda _: None, slice(0))
-    return Native(state.native.reduce, (source.array(), operation.native, root), _bits(state))
+    spec = recvbuf if _is_in_place(sendbuf) else sendbuf
+    x = plain_numbers(spec)
+    if not _has_plain(operation, x):
+        source = simple(spec)
+        if not has_native(operation, source):
+            return _gathered(state, operation, source, lambda _: None, slice(0))
+        x = source.array()
+    return Native(state.native.reduce, (x, operation.native, root), _bits(state))
 
 
 def scan(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
@@ -321,26 +350,29 @@ def exscan(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
 
 def reduce_scatter(state: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> Any:
     """Combine the elements of all ranks; each rank gets the number of them that `recvcounts` has for it."""
-    operation = op_of(op)
-    if _is_in_place(sendbuf):
-        source = simple(recvbuf, writable=True)
-        counts = list(recvcounts) if recvcounts is not None else [source.count // state.size] * state.size
-        target = source.part(0, counts[state.rank])
+    target = simple(recvbuf, writable=True)
+    source = target if _is_in_place(sendbuf) else simple(sendbuf)
+    if recvcounts is not None:
+        counts = list(recvcounts)
+    elif source is target:
+        counts = [source.count // state.size] * state.size
     else:
-        source, target = simple(sendbuf), simple(recvbuf, writable=True)
-        if recvcounts is None:
-            numbers = np.empty(state.size, np.int64)
-            state.native.allgather(np.array([target.count]), out=numbers)
-            counts = numbers.tolist()
-        else:
-            counts = list(recvcounts)
-            if target.count < counts[state.rank]:
-                raise ValueError(f"the receive buffer has {target.count} elements, not {counts[state.rank]}")
-            target = target.part(0, counts[state.rank])
-    if source.layout.dtype != target.layout.dtype:
-        raise ValueError("the send and receive buffers have different datatypes")
+        counts = state.native.allgather(np.array([target.count])).tolist()
     if len(counts) != state.size or sum(counts) != source.count:
         raise ValueError(f"the counts {counts} do not fit {source.count} elements and {state.size} ranks")
+    if target.count < counts[state.rank]:
+        raise ValueError(f"the receive buffer has {target.count} elements, not {counts[state.rank]}")
+    units = source.layout.size // source.dtype.itemsize
+    method = functools.partial(state.native.reduce_scatterv, counts=[count * units for count in counts])
+    return _reduced_parts(state, method, source, target.part(0, counts[state.rank]), counts, op_of(op))
+
+
+def _reduced_parts(
+    state: Any, method: Any, source: Block, target: Block, counts: Sequence[int], operation: OpState
+) -> Native:
+    """Return the call of a method that combines the elements of all ranks, of which this one gets a part."""
+    if source.layout.dtype != target.layout.dtype:
+        raise ValueError("the send and receive buffers have different datatypes")
     if not has_native(operation, source):
         start = sum(counts[: state.rank])
 
@@ -348,31 +380,26 @@ def reduce_scatter(state: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = Non
             target.store_elements(result[start : start + target.count])
 
         return _gathered(state, operation, source, take, slice(None))
-    x = source.array().copy() if _is_in_place(sendbuf) else source.array()
-    out, units = target.target(), source.layout.size // source.dtype.itemsize
-    args = x, [count * units for count in counts], operation.native
-    return Native(state.native.reduce_scatterv, args, {"out": out, **_bits(state)}, lambda: target.store(out))
+    x, out = source.array(), target.target()
+    x = x.copy() if source.memory is target.memory else x
+    return Native(
+        method, (x,), {"op": operation.native, "out": out, **_bits(state)}, functools.partial(target.store, out)
+    )
 
 
 def reduce_scatter_block(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
     """Combine the elements of all ranks; each rank gets an equal part of them."""
-    if _is_in_place(sendbuf):
-        count = simple(recvbuf, writable=True, blocks=state.size).count
-        return reduce_scatter(state, sendbuf, recvbuf, [count] * state.size, op)
-    count = simple(sendbuf, blocks=state.size).count
-    target = simple(recvbuf, writable=True)
-    if target.count != count:
-        raise ValueError(f"each rank gets {count} elements, and the receive buffer has {target.count}")
-    whole = sendbuf
-    if isinstance(sendbuf, (list, tuple)) and len(sendbuf) > 2:
-        block = _blocks(simple(sendbuf, blocks=state.size), state.size)
-        raw = block.memory[block.origin :] if block.layout.is_dense else block.memory
-        whole = [raw, block.count, _handle(block)]
-    return reduce_scatter(state, whole, recvbuf, [count] * state.size, op)
-
-
-def _handle(block: Block) -> Any:
-    return Datatype._of(block.layout)
+    operation, method, is_in_place = op_of(op), state.native.reduce_scatter, _is_in_place(sendbuf)
+    x: Any = None if is_in_place else plain_numbers(sendbuf, state.size)
+    out = plain_numbers(recvbuf)
+    if out is not None and _has_plain(operation, x) and (x.dtype, x.size) == (out.dtype, out.size * state.size):
+        return Native(method, (x,), {"op": operation.native, "out": out, **_bits(state)})
+    source = simple(recvbuf if is_in_place else sendbuf, writable=is_in_place, blocks=state.size)
+    target = source.part(0, source.count) if is_in_place else simple(recvbuf, writable=True)
+    if target.count != source.count:
+        raise ValueError(f"each rank gets {source.count} elements, and the receive buffer has {target.count}")
+    counts = [source.count] * state.size
+    return _reduced_parts(state, method, _blocks(source, state.size), target, counts, operation)
 
 
 # By the name of the method: the function that makes the call.

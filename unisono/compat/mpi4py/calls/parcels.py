@@ -57,9 +57,9 @@ class Parcel(NamedTuple):
 
     def send(self, port: Any, dest: int, tag: int, *, synchronous: bool = False) -> list[Any]:
         """Start to send the parcel, and return the operations; `synchronous` is about the header."""
-        header = port.send(self.header, dest, tag, in_background=True, synchronous=synchronous)
-        return [header, *(port.send(part, dest, tag, in_background=True) for part in self.parts)]
+        header = port.start_send(self.header, dest, tag, synchronous=synchronous)
+        return [header, *(port.start_send(part, dest, tag) for part in self.parts)]
 
     def receive(self, port: Any, source: int, tag: int) -> list[Any]:
         """Start to receive the parts, whose header has arrived, and return the operations."""
-        return [port.receive(part, source, tag, in_background=True) for part in self.parts]
+        return [port.start_receive(part, source, tag) for part in self.parts]

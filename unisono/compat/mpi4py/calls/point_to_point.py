@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,17 @@ import numpy as np
 from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, MOST_TAG, PROC_NULL
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
-from unisono.compat.mpi4py.calls.messages import Port
-from unisono.compat.mpi4py.calls.request import Buffering, PersistentState, Prequest, Request, RequestState, leave_alone
+from unisono.compat.mpi4py.calls.messages import OF_NOBODY, Envelope, Port
+from unisono.compat.mpi4py.calls.request import (
+    Buffering,
+    PersistentState,
+    Prequest,
+    Request,
+    RequestState,
+    buffer_until_sent,
+)
 from unisono.compat.mpi4py.memory.access import memory_of
-from unisono.compat.mpi4py.memory.buffers import Block, plain, simple
+from unisono.compat.mpi4py.memory.buffers import elements_of, no_store, plain, simple, target_in
 from unisono.compat.mpi4py.values.pickles import pickle
 from unisono.compat.mpi4py.values.status import Status
 
@@ -22,34 +30,26 @@ from unisono.compat.mpi4py.values.status import Status
 _IRECV_NBYTES = 1 << 20
 
 
-def _to(state: Any, dest: int, tag: int) -> int | None:
-    """Return the checked rank to send to; None for `PROC_NULL`."""
-    if not 0 <= tag <= MOST_TAG:
-        raise fail("ERR_TAG", f"tag {tag} is not from 0 to {MOST_TAG}")
-    if dest == PROC_NULL:
-        return None
-    if not 0 <= dest < state.peers:
-        raise fail("ERR_RANK", f"rank {dest} is not in a group of {state.peers}")
-    return int(dest)
+def _to(state: Any, dest: int, tag: int) -> tuple[int | None, int]:
+    """Return the checked rank to send to, None for `PROC_NULL`, and the checked tag."""
+    rank, number = index(dest), index(tag)
+    if not 0 <= number <= MOST_TAG:
+        raise fail("ERR_TAG", f"tag {number} is not from 0 to {MOST_TAG}")
+    if rank == PROC_NULL:
+        return None, number
+    if not 0 <= rank < state.peers:
+        raise fail("ERR_RANK", f"rank {rank} is not in a group of {state.peers}")
+    return rank, number
 
 
 def _from(state: Any, source: int, tag: int) -> tuple[Any, Any]:
     """Return the checked source and tag, each None for any; the source is `PROC_NULL` for nobody."""
-    if tag != ANY_TAG and not 0 <= tag <= MOST_TAG:
-        raise fail("ERR_TAG", f"tag {tag} is not from 0 to {MOST_TAG}")
-    if source not in {ANY_SOURCE, PROC_NULL} and not 0 <= source < state.peers:
-        raise fail("ERR_RANK", f"rank {source} is not in a group of {state.peers}")
-    return None if source == ANY_SOURCE else int(source), None if tag == ANY_TAG else tag
-
-
-def _nobody(status: Any) -> None:
-    if status is not None:
-        status._set(PROC_NULL, ANY_TAG, 0)
-
-
-def _describe(status: Any, message: Any) -> None:
-    if status is not None:
-        status._set(message.source, message.tag, message.nbytes)
+    rank, number = index(source), index(tag)
+    if number != ANY_TAG and not 0 <= number <= MOST_TAG:
+        raise fail("ERR_TAG", f"tag {number} is not from 0 to {MOST_TAG}")
+    if rank not in {ANY_SOURCE, PROC_NULL} and not 0 <= rank < state.peers:
+        raise fail("ERR_RANK", f"rank {rank} is not in a group of {state.peers}")
+    return None if rank == ANY_SOURCE else rank, None if number == ANY_TAG else number
 
 
 def _bytes_of(data: Any) -> Any:
@@ -67,41 +67,36 @@ class Messages(Buffering):
     __slots__ = ()
     _state: Any
 
-    def _port(self, *, for_objects: bool = False) -> Port:
-        port: Port = self._live.messages(for_objects=for_objects)
-        return port
-
     # Buffers.
 
     def _start_send(
         self, buf: Any, dest: int, tag: int, *, copies: bool = False, synchronous: bool = False
     ) -> RequestState:
-        rank = _to(self._live, dest, tag)
+        rank, number = _to(self._live, dest, tag)
         if rank is None:
             return RequestState()
-        array, port = simple(buf).array(), self._port()
-        array = array.copy() if copies else array
-        operation = port.send(array, rank, tag, in_background=True, synchronous=synchronous)
-        return RequestState([operation], None, port.limit_s)
+        array, port = elements_of(buf), self._live.port
+        operation = port.start_send(array.copy() if copies else array, rank, number, synchronous=synchronous)
+        return RequestState((operation,), None, port.limit_s)
 
     def _start_receive(self, buf: Any, source: int, tag: int) -> RequestState:
         rank, number = _from(self._live, source, tag)
         if rank == PROC_NULL:
-            return RequestState((), _nobody)
-        block = simple(buf, writable=True)
-        array, port = block.target(), self._port()
-        operation = port.receive(array, rank, number, in_background=True)
-        return RequestState(
-            [operation], lambda status: _stored(block, array, operation, status), port.limit_s, can_be_cancelled=True
-        )
+            return RequestState((), OF_NOBODY.tell)
+        (array, store), port = target_in(buf), self._live.port
+        operation = port.start_receive(array, rank, number)
+
+        def finish(status: Status) -> None:
+            envelope = port.envelope_of(operation)
+            envelope.tell(status)
+            store(envelope.nbytes)
+
+        return RequestState((operation,), finish, port.limit_s, can_be_cancelled=True)
 
     def _send(self, buf: Any, dest: int, tag: int, *, synchronous: bool = False) -> None:
-        rank = _to(self._live, dest, tag)
-        if rank is None:
-            return
-        port, array = self._port(), None if synchronous else plain(buf)
-        if array is None or not port.send_quickly(array, rank, tag):
-            port.send(simple(buf).array(), rank, tag, synchronous=synchronous).wait(port.limit_s)
+        rank, number = _to(self._live, dest, tag)
+        if rank is not None:
+            self._live.port.send(elements_of(buf), rank, number, synchronous=synchronous)
 
     @translating
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
@@ -118,26 +113,16 @@ class Messages(Buffering):
     @translating
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a copy of a buffer, without waiting."""
-        leave_alone(self._start_send(buf, dest, tag, copies=True))
+        buffer_until_sent(self._start_send(buf, dest, tag, copies=True))
 
     @translating
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> None:
         """Receive a message of at most the length of a buffer."""
         rank, number = _from(self._live, source, tag)
-        if rank == PROC_NULL:
-            _nobody(status)
-            return
-        port, array = self._port(), plain(buf)
-        message = None if array is None else port.receive_quickly(array, rank, number)
-        if message is not None:
-            if status is not None:
-                status._set(*message)
-            return
-        block = simple(buf, writable=True)
-        array = block.target()
-        operation = port.receive(array, rank, number)
-        operation.wait(port.limit_s)
-        _stored(block, array, operation, status)
+        array, store = (None, no_store) if rank == PROC_NULL else target_in(buf)
+        envelope = self._live.port.receive(array, rank, number)
+        store(envelope.nbytes)
+        envelope.tell(status)
 
     @translating
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
@@ -187,13 +172,6 @@ class Messages(Buffering):
 
     Precv_init = Psend_init
 
-    def _start_sendrecv(
-        self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int
-    ) -> RequestState:
-        receiving = self._start_receive(recvbuf, source, recvtag)
-        sending = self._start_send(sendbuf, dest, sendtag)
-        return _both(sending, receiving)
-
     @translating
     def Sendrecv(
         self,
@@ -206,12 +184,26 @@ class Messages(Buffering):
         status: Any = None,
     ) -> None:
         """Send a buffer and receive into another one at the same time."""
-        _to(self._live, dest, sendtag)
-        if dest != PROC_NULL:
-            simple(sendbuf)  # errors of this buffer must be raised before a receive is posted
-        both = self._start_sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag)
+        (rank, tag), origin = _to(self._live, dest, sendtag), _from(self._live, source, recvtag)
+        x, out = plain(sendbuf), plain(recvbuf)
+        if x is not None and out is not None and rank is not None and origin[0] != PROC_NULL:
+            envelope = self._live.port.exchange(x, rank, tag, out, *origin)
+            if envelope is not None:
+                envelope.tell(status)
+                return
+        both = self._start_both(sendbuf, dest, sendtag, recvbuf, source, recvtag)
         both.complete()
-        both.status._copy(status)
+        if status is not None:
+            both.status._copy(status)
+
+    def _start_both(
+        self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int, *, copies: bool = False
+    ) -> RequestState:
+        """Start a receive, and then a send, so that an error of the send buffer must be raised before."""
+        array = None if _to(self._live, dest, sendtag)[0] is None else elements_of(sendbuf)
+        array = array.copy() if copies and array is not None else array
+        receiving = self._start_receive(recvbuf, source, recvtag)
+        return receiving.with_other(self._start_send(array, dest, sendtag))
 
     @translating
     def Isendrecv(
@@ -224,15 +216,14 @@ class Messages(Buffering):
         recvtag: int = ANY_TAG,
     ) -> Any:
         """Start to send a buffer and receive into another one."""
-        return Request._of(self._start_sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag))
+        return Request._of(self._start_both(sendbuf, dest, sendtag, recvbuf, source, recvtag))
 
     @translating
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Any:
         """Start to send a buffer, and receive into it."""
-        sending = self._start_send(buf, dest, sendtag, copies=True)
-        return Request._of(_both(sending, self._start_receive(buf, source, recvtag)))
+        return Request._of(self._start_both(buf, dest, sendtag, buf, source, recvtag, copies=True))
 
     @translating
     def Sendrecv_replace(
@@ -250,15 +241,14 @@ class Messages(Buffering):
     # Probes.
 
     def _probe(self, source: int, tag: int, status: Any, *, once: bool, for_objects: bool = False) -> bool:
-        rank, number = _from(self._live, source, tag)
-        if rank == PROC_NULL:
-            _nobody(status)
-            return True
-        message = self._port(for_objects=for_objects).probe(rank, number, once=once)
-        if message is None:
-            return False
-        _describe(status, message)
-        return True
+        envelope = self._messages(for_objects).probe(*_from(self._live, source, tag), once=once)
+        if envelope is not None:
+            envelope.tell(status)
+        return envelope is not None
+
+    def _messages(self, for_objects: bool) -> Port:
+        port: Port = self._live.object_port if for_objects else self._live.port
+        return port
 
     @translating
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:
@@ -282,15 +272,11 @@ class Messages(Buffering):
 
     @translating
     def _matched(self, source: int, tag: int, status: Any, *, once: bool, for_objects: bool) -> Any:
-        rank, number = _from(self._live, source, tag)
-        if rank == PROC_NULL:
-            _nobody(status)
-            return Message(MESSAGE_NO_PROC)
-        found = self._port(for_objects=for_objects).take(rank, number, once=once)
-        if found is None:
+        taken = self._messages(for_objects).take(*_from(self._live, source, tag), once=once)
+        if taken is None:
             return None
-        _describe(status, found[0])
-        return Message._of(_MessageState(*found))
+        taken[0].tell(status)
+        return Message(MESSAGE_NO_PROC) if taken[0] is OF_NOBODY else Message._of(_MessageState(*taken))
 
     def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
         """Wait for a message, and take it out; no other receive gets it."""
@@ -311,21 +297,19 @@ class Messages(Buffering):
     # Objects.
 
     def _start_object(self, obj: Any, dest: int, tag: int, *, synchronous: bool = False) -> RequestState:
-        rank = _to(self._live, dest, tag)
+        rank, number = _to(self._live, dest, tag)
         if rank is None:
             return RequestState()
-        port = self._port(for_objects=True)
-        data = _bytes_of(pickle.dumps(obj))
-        operation = port.send(data, rank, tag, in_background=True, synchronous=synchronous)
-        return RequestState([operation], None, port.limit_s)
+        port = self._live.object_port
+        operation = port.start_send(_bytes_of(pickle.dumps(obj)), rank, number, synchronous=synchronous)
+        return RequestState((operation,), None, port.limit_s)
 
     @translating
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
-        rank = _to(self._live, dest, tag)
+        rank, number = _to(self._live, dest, tag)
         if rank is not None:
-            port = self._port(for_objects=True)
-            port.send(_bytes_of(pickle.dumps(obj)), rank, tag).wait(port.limit_s)
+            self._live.object_port.send(_bytes_of(pickle.dumps(obj)), rank, number)
 
     @translating
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -335,7 +319,7 @@ class Messages(Buffering):
     @translating
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, without waiting."""
-        leave_alone(self._start_object(obj, dest, tag))
+        buffer_until_sent(self._start_object(obj, dest, tag))
 
     @translating
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:
@@ -354,15 +338,9 @@ class Messages(Buffering):
         """Receive an object."""
         if buf is not None:
             warnings.warn("the buffer of recv is ignored", UserWarning, stacklevel=3)
-        rank, number = _from(self._live, source, tag)
-        if rank == PROC_NULL:
-            _nobody(status)
-            return None
-        found = self._port(for_objects=True).take(rank, number)
-        assert found is not None, "a receive that waits ends with a message"
-        message, data, acknowledge = found
+        envelope, data, acknowledge = self._live.object_port.take(*_from(self._live, source, tag))
         acknowledge()
-        _describe(status, message)
+        envelope.tell(status)
         return _object_of(data)
 
     @translating
@@ -370,19 +348,19 @@ class Messages(Buffering):
         """Start to receive an object of at most as many bytes as the buffer, by default 1 MiB."""
         rank, number = _from(self._live, source, tag)
         if rank == PROC_NULL:
-            return Request._of(RequestState((), _nobody))
+            return Request._of(RequestState((), OF_NOBODY.tell))
         if buf is None or isinstance(buf, int):
             array = np.empty(max(_IRECV_NBYTES, buf or 0), np.uint8)
         else:
             array = memory_of(buf, writable=True)
-        port = self._port(for_objects=True)
-        operation = port.receive(array, rank, number, in_background=True)
+        port = self._live.object_port
+        operation = port.start_receive(array, rank, number)
 
         def finish(status: Status) -> Any:
-            _describe(status, operation.message())
+            port.envelope_of(operation).tell(status)
             return _object_of(array[: status.nbytes])
 
-        return Request._of(RequestState([operation], finish, port.limit_s, can_be_cancelled=True))
+        return Request._of(RequestState((operation,), finish, port.limit_s, can_be_cancelled=True))
 
     def sendrecv(
         self,
@@ -401,29 +379,12 @@ class Messages(Buffering):
         return received
 
 
-def _both(sending: RequestState, receiving: RequestState) -> RequestState:
-    def finish(status: Status) -> None:
-        sending.complete()
-        receiving.complete()
-        receiving.status._copy(status)
-
-    return RequestState([*receiving.operations, *sending.operations], finish, max(sending._limit_s, receiving._limit_s))
-
-
-def _stored(block: Block, array: Any, operation: Any, status: Any) -> None:
-    message = operation.message()
-    nbytes = message.nbytes
-    block.store(array, nbytes)
-    if status is not None:
-        status._set(message.source, message.tag, nbytes)
-
-
 class _MessageState(State):
     """A message that a probe has taken out."""
 
-    def __init__(self, message: Any = None, data: Any = None, acknowledge: Any = None, constant: str = "") -> None:
+    def __init__(self, envelope: Envelope, data: Any, acknowledge: Any, constant: str = "") -> None:
         super().__init__(constant)
-        self.message, self.data, self._acknowledge = message, data, acknowledge
+        self.envelope, self.data, self._acknowledge = envelope, data, acknowledge
 
     def receive(self) -> None:
         """End the send of the message, once."""
@@ -470,14 +431,12 @@ class Message(Handle):
     def Recv(self, buf: Any, status: Any = None) -> None:
         """Receive the message into a buffer."""
         state = self._receive()
-        if state.message is None:
-            _nobody(status)
-            return
-        block = simple(buf, writable=True)
-        if state.data.size > block.nbytes:
-            raise fail("ERR_TRUNCATE", f"the message has {state.data.size} bytes, and the buffer {block.nbytes}")
-        block.store(state.data)
-        _describe(status, state.message)
+        if state.data.size:
+            block = simple(buf, writable=True)
+            if state.data.size > block.nbytes:
+                raise fail("ERR_TRUNCATE", f"the message has {state.data.size} bytes, and the buffer {block.nbytes}")
+            block.store(state.data)
+        state.envelope.tell(status)
 
     def Irecv(self, buf: Any) -> Any:
         """Start to receive the message into a buffer."""
@@ -488,10 +447,7 @@ class Message(Handle):
     def recv(self, status: Any = None) -> Any:
         """Receive the object of the message."""
         state = self._receive()
-        if state.message is None:
-            _nobody(status)
-            return None
-        _describe(status, state.message)
+        state.envelope.tell(status)
         return _object_of(state.data)
 
     def irecv(self) -> Any:
@@ -502,4 +458,6 @@ class Message(Handle):
 
 
 MESSAGE_NULL = constant("MESSAGE_NULL", Message, None)
-MESSAGE_NO_PROC = constant("MESSAGE_NO_PROC", Message, _MessageState(constant="MESSAGE_NO_PROC"))
+MESSAGE_NO_PROC = constant(
+    "MESSAGE_NO_PROC", Message, _MessageState(OF_NOBODY, np.empty(0, np.uint8), None, "MESSAGE_NO_PROC")
+)

@@ -6,21 +6,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unisono.compat.mpi4py.calls.request import RequestState
+from unisono.compat.mpi4py.memory.buffers import no_store
 
 
-def nothing() -> None:
-    """Do nothing when a call has ended."""
-
-
-class WorkOperation:
+class _Started:
     """A `Work` as the operation of a request."""
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
-        self.ended = work.done
+    __slots__ = ("ended", "wait")
 
-    def wait(self, timeout_s: float) -> None:
-        self._work.wait()
+    def __init__(self, work: Any) -> None:
+        self.ended, self.wait = work.done, work.wait
 
 
 class Native(NamedTuple):
@@ -35,7 +30,7 @@ class Native(NamedTuple):
     method: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    finish: Callable[[], None] = nothing
+    finish: Callable[[], None] = no_store
 
     def run(self) -> None:
         """Make the call, and wait for it."""
@@ -45,4 +40,4 @@ class Native(NamedTuple):
     def start(self) -> RequestState:
         """Start the call."""
         work = self.method(*self.args, wait=False, **self.kwargs)
-        return RequestState([WorkOperation(work)], lambda _: self.finish())
+        return RequestState((_Started(work),), lambda _: self.finish(), None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import unisono
@@ -24,20 +27,27 @@ class RequestState(State):
         is_persistent: whether the handle outlives the call.
     """
 
-    is_persistent = False
+    is_persistent = is_done = False
+    result: Any = None
 
     def __init__(
         self,
         operations: Sequence[Any] = (),
         finish: Callable[[Status], Any] | None = None,
-        limit_s: float = 0.0,
+        limit_s: float | None = 0.0,
         *,
         can_be_cancelled: bool = False,
     ) -> None:
-        super().__init__()
         self.operations, self._finish, self._limit_s = operations, finish, limit_s
         self._can_be_cancelled = can_be_cancelled
-        self.status, self.result, self.is_done = empty_status(), None, False
+
+    def __del__(self) -> None:
+        if self.operations and not self.is_done:
+            leave_alone(self)
+
+    @cached_property
+    def status(self) -> Status:
+        return empty_status()
 
     @property
     def is_active(self) -> bool:
@@ -49,6 +59,18 @@ class RequestState(State):
         if not self.is_done and all(operation.ended() for operation in self.operations):
             self.complete()
         return self.is_done
+
+    def with_other(self, other: RequestState) -> RequestState:
+        """Return the state of this receive together with a send; the status is that of the receive."""
+        self.operations = (*self.operations, *other.operations)
+        self._can_be_cancelled, other.operations = False, ()
+        return self
+
+    def has_ended(self) -> bool:
+        """Make progress; return whether the call is done, or has failed."""
+        with suppress(Exception):
+            return self.done()
+        return True
 
     def complete(self) -> None:
         """Wait until the call is done."""
@@ -176,7 +198,8 @@ class Request(Handle):
         if state is None:
             empty_status()._copy(status)
             return None
-        state.status._copy(status)
+        if status is not None:
+            state.status._copy(status)
         result = state.result
         if state.is_persistent:
             state.active = None
@@ -186,12 +209,15 @@ class Request(Handle):
                 state.release()
         return result
 
-    @translating
-    def wait(self, status: Any = None) -> Any:
-        """Wait until the call is done, and return the object that it has received."""
+    def _wait(self, status: Any = None) -> Any:
         if self._state is not None:
             self._state.complete()
         return self._take(status)
+
+    @translating
+    def wait(self, status: Any = None) -> Any:
+        """Wait until the call is done, and return the object that it has received."""
+        return self._wait(status)
 
     @translating
     def test(self, status: Any = None) -> tuple[bool, Any]:
@@ -200,9 +226,10 @@ class Request(Handle):
             return False, None
         return True, self._take(status)
 
+    @translating
     def Wait(self, status: Any = None) -> bool:
         """Wait until the call is done."""
-        Request.wait(self, status)  # and not that of a subclass, which may call this method
+        self._wait(status)
         return True
 
     def Test(self, status: Any = None) -> bool:
@@ -230,11 +257,7 @@ class Request(Handle):
 
     def Free(self) -> None:
         """Make the handle null; the call continues."""
-        leave_alone(self._live)
-        self._state = None
-
-    def _release(self) -> None:
-        leave_alone(self._state)
+        self._free()
 
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, Any]:
@@ -353,15 +376,24 @@ class Request(Handle):
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
 
-# Requests that were freed before their calls were done; they keep the arrays alive.
-_unattended: list[RequestState] = []
+# Started calls that the program does not wait for, the oldest first. They keep their arrays alive.
+_unattended: dict[RequestState, None] = {}
+# Buffered messages.
+_buffered: dict[RequestState, None] = {}
 
 
-def leave_alone(state: Any) -> None:
-    """Keep a started call until it is done."""
-    if isinstance(state, RequestState):
-        _unattended.append(state)
-    _unattended[:] = [each for each in _unattended if not each.done()]
+def leave_alone(state: RequestState, among: dict[RequestState, None] = _unattended) -> None:
+    """Keep a started call until it has ended; of the calls that are kept, drop the two oldest ones if they have."""
+    for oldest in list(itertools.islice(among, 2)):
+        among.pop(oldest, None)
+        if not oldest.has_ended():
+            among[oldest] = None
+    among[state] = None
+
+
+def buffer_until_sent(state: RequestState) -> None:
+    """Keep a buffered message until it has been sent."""
+    leave_alone(state, _buffered)
 
 
 def _active(requests: Sequence[Request]) -> tuple[list[int], list[Any]]:
@@ -471,6 +503,5 @@ class Buffering:
 
 def flush() -> None:
     """Wait until the buffered messages have been sent."""
-    for state in _unattended:
-        state.complete()
-    _unattended.clear()
+    while _buffered:
+        _buffered.popitem()[0].complete()

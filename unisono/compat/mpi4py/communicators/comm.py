@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unisono.collectives.calls.places import color_of_place
 from unisono.compat.mpi4py.base.constants import (
     CONGRUENT,
     CONSTANTS,
@@ -62,16 +61,21 @@ class CommState(State):
         self.info: dict[str, str] = {}
         self.is_freed = False
 
+    @property
+    def paths(self) -> tuple[Any, Sequence[int] | None]:
+        """The communicator of messages, and the rank in it of each rank that they go to; None if it is the same."""
+        return self.native, None
+
     @cached_property
     def port(self) -> Port:
         """The messages of buffers."""
-        return Port(self.native)
+        return Port(*self.paths)
 
     @cached_property
     def object_port(self) -> Port:
         """The messages of objects, which go over authenticated links only."""
-        native = self.native
-        return self.port if native._for_objects() is native else Port(native, for_objects=True)
+        native, places = self.paths
+        return Port(native._for_objects(), places)
 
     @cached_property
     def agreement(self) -> Any:
@@ -97,10 +101,6 @@ class CommState(State):
     def kind(self) -> int:
         """The kind of the topology; `UNDEFINED` if there is none."""
         return UNDEFINED if self.topology is None else int(self.topology.kind)
-
-    def messages(self, *, for_objects: bool) -> Any:
-        """Return the messages of buffers or objects."""
-        return self.object_port if for_objects else self.port
 
     def duplicate(self) -> CommState:
         """Return the state of a communicator of the same ranks."""
@@ -148,6 +148,15 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCal
     __slots__ = ()
     _null, _error = "COMM_NULL", "ERR_COMM"
     _keyvals: ClassVar[dict[int, Any]] = {}
+
+    @property
+    def _live(self) -> Any:
+        state = self._state
+        if state is None:
+            return super()._live
+        if state.is_freed:
+            raise fail("ERR_COMM", "the communicator has been freed through another handle")
+        return state
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
@@ -230,7 +239,7 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCal
         guided = CONSTANTS["COMM_TYPE_HW_GUIDED"], CONSTANTS["COMM_TYPE_RESOURCE_GUIDED"]
         resource = info.get("mpi_hw_resource_type") if split_type in guided else ""
         place = "shared" if split_type == CONSTANTS["COMM_TYPE_SHARED"] else _PLACES.get(resource, "")
-        color = color_of_place(place, state.native.hosts, state.rank) if place else UNDEFINED
+        color = state.native._color_of_place(place) if place else UNDEFINED
         return handle_of(state.split(color, key))
 
     @translating
@@ -332,15 +341,15 @@ def add_collective(of_class: Any, name: str, prepare: Any) -> None:
 
     @translating
     def waits(self: Any, *args: Any, **kwargs: Any) -> None:
-        prepare(self._collective(name), *args, **kwargs).run()
+        prepare(self._live, *args, **kwargs).run()
 
     @translating
     def starts(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return Request._of(prepare(self._collective(name), *args, **kwargs).start())
+        return Request._of(prepare(self._live, *args, **kwargs).start())
 
     @translating
     def lasts(self: Any, *args: Any, info: Any = INFO_NULL, **kwargs: Any) -> Any:
-        state = self._collective(name)
+        state = self._live
         prepare_now = prepare(state, *args, **kwargs)  # wrong arguments raise here, and not at the first start
         del prepare_now
         return Prequest._of(PersistentState(lambda: prepare(state, *args, **kwargs).start()))

@@ -12,19 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from unisono import Communicator
 from unisono.compat.mpi4py.base.constants import PROC_NULL, ROOT, UNDEFINED
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.world import Universe, own_number, own_universe
 from unisono.compat.mpi4py.calls import collectives
-from unisono.compat.mpi4py.calls.messages import Port
-from unisono.compat.mpi4py.calls.ready import Native, nothing
+from unisono.compat.mpi4py.calls.ready import Native
 from unisono.compat.mpi4py.communicators.comm import CLASSES, Comm, CommState, Intracomm, add_collective
-from unisono.compat.mpi4py.memory.buffers import Block, simple, vector, vector_w
+from unisono.compat.mpi4py.memory.buffers import Block, no_store, simple, vector, vector_w
 from unisono.compat.mpi4py.memory.datatype import BYTE
 from unisono.compat.mpi4py.values.group import Group
 from unisono.compat.mpi4py.values.op import SUM, combine, function_of, op_of
 from unisono.compat.mpi4py.values.pickles import pickle
-from unisono.transports.contracts.executor import Message
 
 # The kind of intercommunicators in `CLASSES`.
 _INTER = -1
@@ -56,8 +55,9 @@ class BridgedState(CommState):
     def peers(self) -> int:
         return len(self.remote)
 
-    def messages(self, *, for_objects: bool) -> Any:
-        return _Across(self, self.bridge.messages(for_objects=for_objects))
+    @property
+    def paths(self) -> tuple[Communicator, Sequence[int]]:
+        return self.bridge.native, self.places
 
     def duplicate(self) -> CommState:
         return BridgedState(self.members, self.remote, self.universe)
@@ -85,7 +85,7 @@ class BridgedState(CommState):
         everything = self.bridge.native.allgather_object(pickle.dumps(obj))
         return [pickle.loads(everything[place]) for place in self.places]
 
-    def exchange(self, sends: _Blocks, receives: _Blocks, finish: Callable[[], None] = nothing) -> Native:
+    def exchange(self, sends: _Blocks, receives: _Blocks, finish: Callable[[], None] = no_store) -> Native:
         """Return the call that sends blocks to ranks of the other group, and receives blocks from there."""
         x: list[Any] = [None] * self.bridge.size
         out: list[Any] = [None] * self.bridge.size
@@ -105,54 +105,6 @@ class BridgedState(CommState):
     def everyone(self, block: Block) -> _Blocks:
         """Return pairs of each rank of the other group and the block."""
         return [(rank, block) for rank in range(self.peers)]
-
-
-class _Across:
-    """The messages between the two groups, as a `Port`; ranks are those of the other group."""
-
-    def __init__(self, state: BridgedState, port: Port) -> None:
-        self._state, self._port = state, port
-        self.limit_s = port.limit_s
-
-    def named(self, message: Message | None) -> Message | None:
-        """Return a message with its source in the other group."""
-        if message is None:
-            return None
-        return Message(self._state.places.index(message.source), message.tag, message.dtype, message.count)
-
-    def _source(self, source: int | None) -> int | None:
-        return None if source is None else self._state.places[source]
-
-    def send_quickly(self, array: Any, dest: int, tag: int) -> bool:
-        return self._port.send_quickly(array, self._state.places[dest], tag)
-
-    def receive_quickly(self, array: Any, source: int | None, tag: int | None) -> tuple[int, int, int] | None:
-        message = self._port.receive_quickly(array, self._source(source), tag)
-        return None if message is None else (self._state.places.index(message[0]), *message[1:])
-
-    def send(self, array: Any, dest: int, tag: int, **how: bool) -> Any:
-        return self._port.send(array, self._state.places[dest], tag, **how)
-
-    def receive(self, array: Any, source: int | None, tag: int | None, *, in_background: bool = False) -> Any:
-        return _Arriving(self, self._port.receive(array, self._source(source), tag, in_background=in_background))
-
-    def probe(self, source: int | None, tag: int | None, *, once: bool) -> Message | None:
-        return self.named(self._port.probe(self._source(source), tag, once=once))
-
-    def take(self, source: int | None, tag: int | None, *, once: bool = False) -> Any:
-        taken = self._port.take(self._source(source), tag, once=once)
-        return None if taken is None else (self.named(taken[0]), *taken[1:])
-
-
-class _Arriving:
-    """A receive, whose message names the rank in the other group."""
-
-    def __init__(self, across: _Across, operation: Any) -> None:
-        self._across, self._operation = across, operation
-        self.ended, self.wait, self.cancel = operation.ended, operation.wait, operation.cancel
-
-    def message(self) -> Message | None:
-        return self._across.named(self._operation.message())
 
 
 @translating

@@ -258,11 +258,16 @@ class Win(Handle, Named, Attributed, Handled, Hinted, Shared):
     @translating
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = COMM_SELF) -> Any:
         """Make `size` bytes of memory that all ranks map, one part after the other. All ranks call it."""
-        state = comm._live
-        if len(state.native.hosts) > 1:
-            raise fail("ERR_RMA_SHARED", "the ranks are on several hosts: split them by COMM_TYPE_SHARED first")
+        state, nbytes = comm._live, _checked_size(size)
+        is_shared = np.array([len(state.native.hosts) == 1 and state.native._shares_memory()])
+        if not state.native.allreduce(is_shared, "land")[0]:
+            raise fail(
+                "ERR_RMA_SHARED",
+                "not all ranks share memory: they are on several hosts, or the option `transports` leaves out shm. "
+                "Split them by MPI.COMM_TYPE_SHARED first, or make a window by MPI.Win.Allocate",
+            )
         apart = bool(info) and info.get("alloc_shared_noncontig") == "true"
-        return cls._of(WinState(state, _checked_size(size), disp_unit, "SHARED", contiguous=not apart))
+        return cls._of(WinState(state, nbytes, disp_unit, "SHARED", contiguous=not apart))
 
     @classmethod
     def Create_dynamic(cls, info: Any = INFO_NULL, comm: Any = COMM_SELF) -> Any:

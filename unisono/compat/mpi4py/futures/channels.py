@@ -45,7 +45,7 @@ class CommChannel(RankChannel):
     """The ranks of the other group of an intercommunicator, which serve until the channel is closed."""
 
     def __init__(self, comm: Any) -> None:
-        super().__init__(comm._live.messages(for_objects=True), range(comm.Get_remote_size()))
+        super().__init__(comm._live.object_port, range(comm.Get_remote_size()))
 
 
 class SpawnedChannel(CommChannel):

@@ -296,4 +296,4 @@ class MPICommExecutor:
 
 def serve_comm(between: Any, workers: Any) -> None:
     """Run the tasks of the master, which is the only rank of the other group of `between`."""
-    worker.serve(between._live.messages(for_objects=True), 0, workers)
+    worker.serve(between._live.object_port, 0, workers)

@@ -48,12 +48,12 @@ def take(port: Any) -> tuple[int, Callable[[], Any]] | None:
     message = port.take(None, _TAG, once=True)
     if message is None:
         return None
-    described, header, acknowledge = message
+    envelope, header, acknowledge = message
     acknowledge()
     parcel = Parcel.arriving(header)
-    for operation in parcel.receive(port, described.source, _TAG):
+    for operation in parcel.receive(port, envelope.source, _TAG):
         operation.wait(port.limit_s)
-    return described.source, lambda: parcel.unpacked(_pickle)
+    return envelope.source, lambda: parcel.unpacked(_pickle)
 
 
 class Runner:

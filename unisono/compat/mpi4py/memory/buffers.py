@@ -6,7 +6,9 @@ a dense layout is sent where it lies; any other one is packed, and unpacked afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -185,17 +187,18 @@ def _block(data: Any, memory: Any, layout: TypeState, count: int, offset: int) -
     return Block(memory, layout, count, offset)
 
 
-def plain(spec: Any) -> Any:
+def plain(spec: Any, blocks: int = 1) -> Any:
     """Return the elements of a specification of the commonest forms as a flat array; None for all others.
 
     The forms are an array of numbers, and ``[memory, datatype]`` and ``[memory, count, datatype]`` of elements one
     after the other, all in memory that is aligned and can be written. The array is the memory of the specification,
     and has the dtype in which the elements travel. `simple` takes the other forms, and raises the error of a wrong one.
+    With `blocks`, a count is for each of so many ranks, and the array has the elements of all.
     """
     if type(spec) is np.ndarray:
         array = spec
     elif type(spec) is list and len(spec) in {2, 3} and type(spec[-1]) is Datatype:
-        array = _dense(*spec) if len(spec) == 3 else _dense(spec[0], None, spec[1])
+        array = _dense(spec[0], spec[1] if len(spec) == 3 else None, spec[-1], blocks)
     else:
         return None
     if array is None or not array.flags.carray or array.dtype not in NATIVE_DTYPES:
@@ -203,7 +206,34 @@ def plain(spec: Any) -> Any:
     return array if array.ndim == 1 else array.reshape(-1)
 
 
-def _dense(memory: Any, count: Any, datatype: Datatype) -> Any:
+def plain_numbers(spec: Any, blocks: int = 1) -> Any:
+    """Return as `plain` does; None for bytes, which have other operations than numbers."""
+    if type(spec) is list and spec and isinstance(spec[-1], Datatype):
+        state = spec[-1]._state
+        return plain(spec, blocks) if state is not None and state.dtype in NATIVE_DTYPES else None
+    return plain(spec, blocks)
+
+
+def plain_vector(spec: Any, ranks: int) -> tuple[Any, list[int]] | None:
+    """Return the elements of a specification with a list of counts as a flat array, and the number for each rank.
+
+    None stands for all specifications but ``[memory, counts, datatype]`` and ``[memory, counts, displacements,
+    datatype]`` of `plain` memory, in which the elements for one rank lie right behind those for the rank before it.
+    `vector` takes the other ones.
+    """
+    if type(spec) is not list or len(spec) not in {3, 4} or type(counts := spec[1]) is not list or len(counts) != ranks:
+        return None
+    ends = list(accumulate(counts))
+    if min(counts) < 0 or not ends[-1] or (len(spec) == 4 and spec[2] is not None and spec[2] != [0, *ends[:-1]]):
+        return None
+    array = plain([spec[0], ends[-1], spec[-1]])
+    if array is None:
+        return None
+    units = array.size // ends[-1]
+    return array, [count * units for count in counts]
+
+
+def _dense(memory: Any, count: Any, datatype: Datatype, blocks: int) -> Any:
     """Return elements one after the other as an array, or None; without a count, all elements in the memory."""
     layout = datatype._state
     if layout is None or not layout.is_dense or not layout.size:
@@ -212,7 +242,11 @@ def _dense(memory: Any, count: Any, datatype: Datatype) -> Any:
     try:
         if count is None:
             count, rest = divmod(memoryview(memory).nbytes, layout.size)
-        if type(count) is not int or count < 0 or rest:
+        elif type(count) is int:
+            count *= blocks
+        else:
+            return None
+        if count < 0 or rest:
             return None
         dtype = layout.dtype if layout.dtype in NATIVE_DTYPES else _u1
         return np.frombuffer(memory, dtype, count * layout.size // dtype.itemsize)
@@ -247,6 +281,29 @@ def simple(spec: Any, *, writable: bool = False, blocks: int = 1) -> Block:
     block = _block(data, memory, layout, count * max(blocks, 1), offset)
     block.count = count
     return block
+
+
+def elements_of(spec: Any) -> Any:
+    """Return the elements of a specification as a flat array."""
+    array = plain(spec)
+    return simple(spec).array() if array is None else array
+
+
+def target_in(spec: Any) -> tuple[Any, Callable[..., None]]:
+    """Return a flat array for the elements of a specification, and a function that stores them there.
+
+    The function gets the number of bytes, if it is less than that of the array.
+    """
+    array = plain(spec)
+    if array is not None:
+        return array, no_store
+    block = simple(spec, writable=True)
+    array = block.target()
+    return array, partial(block.store, array)
+
+
+def no_store(nbytes: int | None = None) -> None:
+    """Do nothing, because the array is the memory of the specification."""
 
 
 def _counts(counts: Any, ranks: int) -> list[int]:

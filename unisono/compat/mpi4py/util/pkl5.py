@@ -11,13 +11,13 @@ from typing import Any
 from unisono.compat.mpi4py import MPI
 from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT
 from unisono.compat.mpi4py.base.errors import translating
+from unisono.compat.mpi4py.calls.messages import OF_NOBODY, Envelope
 from unisono.compat.mpi4py.calls.objects import _items
 from unisono.compat.mpi4py.calls.parcels import Parcel
-from unisono.compat.mpi4py.calls.point_to_point import MESSAGE_NO_PROC, _MessageState, _nobody, _to
+from unisono.compat.mpi4py.calls.point_to_point import MESSAGE_NO_PROC, _MessageState, _to
 from unisono.compat.mpi4py.calls.request import RequestState
 from unisono.compat.mpi4py.values.pickles import Pickle
 from unisono.compat.mpi4py.values.status import Status
-from unisono.transports.contracts.executor import Message as Described
 
 pickle = Pickle()
 
@@ -31,22 +31,16 @@ class Request(MPI.Request):  # type: ignore[name-defined, misc]
 class _ArrivingState(_MessageState):
     """A message whose header a probe has taken out, and whose parts are being received."""
 
-    def __init__(self, port: Any, message: Any, header: Any, acknowledge: Any) -> None:
-        self.parcel = Parcel.arriving(header)
-        self.operations = self.parcel.receive(port, message.source, message.tag)
-        self.limit_s = port.limit_s
-        nbytes = header.size + sum(part.size for part in self.parcel.parts)
-        super().__init__(Described(message.source, message.tag, "uint8", nbytes), header, acknowledge)
+    def __init__(self, port: Any, envelope: Envelope, header: Any, acknowledge: Any) -> None:
+        parcel = Parcel.arriving(header)
+        envelope = envelope._replace(nbytes=header.size + sum(part.size for part in parcel.parts))
+        super().__init__(envelope, header, acknowledge)
 
-    def received(self, status: Status | None) -> Any:
-        """Return the object of parts that have arrived."""
-        if status is not None:
-            status._set(self.message.source, self.message.tag, self.message.count)
-        return self.parcel.unpacked(pickle)
+        def received(status: Status) -> Any:
+            envelope.tell(status)
+            return parcel.unpacked(pickle)
 
-    def start(self) -> RequestState:
-        """Return the state of the request that waits for the parts."""
-        return RequestState(self.operations, self.received, self.limit_s)
+        self.request = RequestState(parcel.receive(port, envelope.source, envelope.tag), received, port.limit_s)
 
 
 class Message(MPI.Message):  # type: ignore[name-defined, misc]
@@ -61,7 +55,7 @@ class Message(MPI.Message):  # type: ignore[name-defined, misc]
     def irecv(self) -> Any:
         """Start to receive the object of the message."""
         state = self._receive()
-        return Request._of(RequestState((), _nobody) if state.message is None else state.start())
+        return Request._of(state.request if isinstance(state, _ArrivingState) else RequestState((), OF_NOBODY.tell))
 
 
 class Comm(MPI.Comm):  # type: ignore[name-defined, misc]
@@ -81,11 +75,11 @@ class Comm(MPI.Comm):  # type: ignore[name-defined, misc]
 
     @translating
     def _start_parcel(self, obj: Any, dest: int, tag: int, *, synchronous: bool = False) -> Any:
-        rank = _to(self._live, dest, tag)
+        rank, number = _to(self._live, dest, tag)
         if rank is None:
             return Request._of(RequestState())
-        port = self._port(for_objects=True)
-        operations = Parcel.of(obj, pickle).send(port, rank, tag, synchronous=synchronous)
+        port = self._live.object_port
+        operations = Parcel.of(obj, pickle).send(port, rank, number, synchronous=synchronous)
         return Request._of(RequestState(operations, None, port.limit_s))
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -116,7 +110,7 @@ class Comm(MPI.Comm):  # type: ignore[name-defined, misc]
         if message == MESSAGE_NO_PROC:
             return Message._of(message._state)
         state = message._state
-        return Message._of(_ArrivingState(self._port(for_objects=True), state.message, state.data, state._acknowledge))
+        return Message._of(_ArrivingState(self._live.object_port, state.envelope, state.data, state._acknowledge))
 
     # Collectives: the headers go as objects, and then the parts.
 

@@ -161,6 +161,15 @@ def combine(op: OpState, left: Any, right: Any, block: Block) -> Any:
     return op.combine(left, right, datatype) if right.size else right
 
 
+def check_operation(op: OpState, dtype: Any) -> None:
+    """Raise `Exception` if a predefined operation does not combine elements of a dtype of numpy."""
+    if op.function is None and not dtype.names:
+        try:
+            op.on_arrays(np.empty(0, dtype), np.empty(0, dtype))
+        except (TypeError, IndexError):
+            raise fail("ERR_OP", f"{op.name} does not combine elements of {dtype}") from None
+
+
 def op_of(op: Any) -> OpState:
     """Return the state of an operation; raises the error of a null one."""
     if not isinstance(op, Op):

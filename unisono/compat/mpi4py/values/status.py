@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -25,26 +26,23 @@ class Status:
         if status is None:
             self._set(ANY_SOURCE, ANY_TAG, 0)
         else:
-            self._fields, self.nbytes, self.cancelled = status._fields.copy(), status.nbytes, status.cancelled
+            self._fields, self.nbytes, self.cancelled = status._fields[:], status.nbytes, status.cancelled
         return self
 
     def _set(self, source: int, tag: int, nbytes: int, cancelled: bool = False) -> None:
-        self._fields = np.array([source, tag, 0, 0, 0, 0], np.int32)
+        self._fields = array("i", (source, tag, 0, 0, 0, 0))
         self.nbytes, self.cancelled = nbytes, cancelled
 
     def _copy(self, to: Any) -> None:
         """Set the fields of another status, if it is one, but not its error."""
         if to is not None:
-            to._fields[:2], to._fields[2] = self._fields[:2], self._fields[2]
+            to._fields[:3] = self._fields[:3]
             to.nbytes, to.cancelled = self.nbytes, self.cancelled
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Status):
             return NotImplemented
-        return bool((self._fields == other._fields).all()) and (self.nbytes, self.cancelled) == (
-            other.nbytes,
-            other.cancelled,
-        )
+        return (self._fields, self.nbytes, self.cancelled) == (other._fields, other.nbytes, other.cancelled)
 
     def __ne__(self, other: object) -> bool:
         return NotImplemented if not isinstance(other, Status) else not self == other
@@ -61,7 +59,7 @@ class Status:
 
     def Get_source(self) -> int:
         """Return the source."""
-        return int(self._fields[0])
+        return self._fields[0]
 
     def Set_source(self, source: int) -> None:
         """Set the source."""
@@ -69,7 +67,7 @@ class Status:
 
     def Get_tag(self) -> int:
         """Return the tag."""
-        return int(self._fields[1])
+        return self._fields[1]
 
     def Set_tag(self, tag: int) -> None:
         """Set the tag."""
@@ -77,7 +75,7 @@ class Status:
 
     def Get_error(self) -> int:
         """Return the error code."""
-        return int(self._fields[2])
+        return self._fields[2]
 
     def Set_error(self, error: int) -> None:
         """Set the error code."""
@@ -123,7 +121,7 @@ class Status:
 
     def tomemory(self) -> memoryview:
         """Return the memory of the fields."""
-        return memoryview(self._fields)  # type: ignore[arg-type]
+        return memoryview(self._fields)
 
     def py2f(self) -> list[int]:
         """Return the fields as integers, which `f2py` takes."""
@@ -133,7 +131,7 @@ class Status:
     def f2py(cls, arg: list[int]) -> Any:
         """Return the status of the fields that `py2f` returned."""
         status = cls()
-        status._fields[:3] = arg[:3]
+        status._fields[:3] = array("i", arg[:3])
         status.nbytes, status.cancelled = arg[3], bool(arg[4])
         return status
 
