@@ -20,7 +20,8 @@ from unisono.bench.peers import make_environment
 ROOT = Path(".cuda")
 TESTS = (
     *("tests/transports/test_cuda_driver.py", "tests/transports/test_cuda_programs.py"),
-    *("tests/transports/test_cuda_compiler.py", "tests/collectives/test_device_contract.py"),
+    *("tests/transports/test_cuda_compiler.py", "tests/transports/test_cuda_signatures.py"),
+    "tests/collectives/test_device_contract.py",
 )
 # By the major version, as the extras of the project have them.
 NVRTC = {"12": "nvidia-cuda-nvrtc-cu12==12.9.*", "13": "nvidia-cuda-nvrtc==13.0.*"}
