@@ -170,6 +170,11 @@ def test_gpu_stages_do_without_what_a_driver_is_wrong_about() -> None:
     assert gpu.refuted(results) == {gpu.WITHOUT: "flags,graphs"}
 
 
+def test_probes_name_parts_of_the_code_that_exist() -> None:
+    named = {text.partition(":")[0] for text in probes.PREMISES.values()}
+    assert all((gpu.ROOT / "transports" / "cuda" / path).is_file() for path in named), named
+
+
 HAS = """
 from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 device = CudaDevice()

@@ -44,6 +44,7 @@ enum Result {
   internal_error = 3,
   invalid_argument = 4,
   invalid_usage = 5,
+  remote_error = 6,
   in_progress = 7
 };
 
@@ -136,6 +137,7 @@ class Comm {
     }
     changed_.notify_all();
     thread_.join();
+    while (waiting_.load() > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
     unlink(path_.c_str());
     munmap(shared_, nbytes_);
   }
@@ -163,11 +165,15 @@ class Comm {
     return ended_call();
   }
 
-  // The result of a call on the host: a communicator that blocks waits until all ranks have made it.
+  // The result of a call on the host: a communicator that blocks waits until all ranks have made it, or another thread
+  // aborts it.
   Result ended_call() {
     if (!blocks_) return in_progress;
+    ++waiting_;
     wait_for([this] { return state() == success; });
-    return success;
+    const Result result = is_over() ? remote_error : success;
+    --waiting_;
+    return result;
   }
 
   std::byte* slot(int rank) {
@@ -221,6 +227,7 @@ class Comm {
   std::deque<std::function<void()>> queue_;
   bool running_ = false;
   std::atomic<bool> ended_{false};
+  std::atomic<int> waiting_{0};  // the threads in `ended_call`
   std::thread thread_;
 };
 

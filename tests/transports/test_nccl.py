@@ -415,26 +415,60 @@ def test_survivors_go_on_with_nccl_after_shrink(tmp_path: Path) -> None:
         assert job.hear_all(but=2) == [("PeerLostError", 2.0)] * 2
 
 
-def hang_inside(world: un.Communicator, log: str) -> tuple[str, list[str]]:
+def hang_inside(world: un.Communicator, log: str, binding: str) -> tuple[str, list[str]]:
     """Let rank 1 agree on a call, and never make it in NCCL; return the error and the calls of NCCL."""
     os.environ[fake_nccl.LOG] = f"{log}.{world.rank}"
+    library._BINDINGS = {binding: library._BINDINGS[binding]}
     with gpu() as bench:
         x = array(bench, np.ones(COUNT, np.float32))
         world.allreduce(x, **BY_NCCL)
-        if world.rank == 1:
-            nccl = world._devices.calls._by_nccl._collectives  # type: ignore[union-attr]
-            nccl._comm.all_reduce = lambda *_: None  # type: ignore[union-attr]
+        leave_out_next_call(world)
         outcome = error_of(lambda: world.allreduce(x, algorithm="nccl.native", timeout_s=1.0))
         with contextlib.suppress(un.UnisonoError):
             world.close()
     return outcome[0], Path(f"{log}.{world.rank}").read_text().split()
 
 
+def leave_out_next_call(world: un.Communicator) -> None:
+    """Let rank 1 make no more allreduces in NCCL, although it says so to the others."""
+    if world.rank == 1:
+        nccl = world._devices.calls._by_nccl._collectives  # type: ignore[union-attr]
+        nccl._comm.all_reduce = lambda *_: None  # type: ignore[union-attr]
+
+
 @pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the doubles")
-def test_time_limit_of_a_call_aborts_nccl(tmp_path: Path) -> None:
-    (kind, calls), _ = un.launch(hang_inside, 2, str(tmp_path / "log"), timeout_s=DEADLINE_S)
+@pytest.mark.parametrize("binding", library._BINDINGS)
+def test_time_limit_of_a_call_aborts_nccl(tmp_path: Path, binding: str) -> None:
+    pytest.importorskip(binding.partition(".")[0])
+    (kind, calls), _ = un.launch(hang_inside, 2, str(tmp_path / "log"), binding, timeout_s=DEADLINE_S)
     assert kind == "CollectiveTimeoutError"
     assert "ncclCommAbort" in calls
+
+
+def lose_in_call(world: un.Communicator, say: Any, binding: str) -> None:
+    """Lose rank 1 while the others are in a call of NCCL, which blocks with CuPy's binding; report rank 0's error."""
+    library._BINDINGS = {binding: library._BINDINGS[binding]}
+    with gpu() as bench:
+        x = array(bench, np.ones(COUNT, np.float32))
+        world.allreduce(x, **BY_NCCL)
+        leave_out_next_call(world)
+        if world.rank == 1:
+            world.allreduce(x, wait=False, **BY_NCCL)
+            say("has agreed")
+            time.sleep(DEADLINE_S)
+        say(error_of(lambda: world.allreduce(x, wait=False, **BY_NCCL).synchronize())[0])
+        with contextlib.suppress(un.UnisonoError):
+            world.close()
+
+
+@pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the doubles")
+@pytest.mark.parametrize("binding", library._BINDINGS)
+def test_rank_that_dies_while_another_is_in_a_call_of_nccl_is_a_lost_peer(tmp_path: Path, binding: str) -> None:
+    pytest.importorskip(binding.partition(".")[0])
+    with Job(lose_in_call, 2, tmp_path, binding) as job:
+        assert job.hear(1) == "has agreed"
+        job.signal(1, signal.SIGKILL)
+        assert job.hear(0) == "PeerLostError"
 
 
 @pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the doubles")

@@ -13,7 +13,8 @@ issued its kernels.
 Failures. A kernel of NCCL waits on the GPU for the other ranks, and without help for ever if one of them has died. So a
 `Watch` asks the links while the device works. After a failure, or at the time limit of a call, this rank aborts NCCL's
 communicator, which ends its kernels; the results are undefined then. A program goes on by `shrink`, whose communicator
-meets anew.
+meets anew. CuPy's communicators block: a thread may wait for a lost rank in a call, and holds the lock meanwhile. NCCL
+allows another thread to abort the communicator then, which ends the call.
 
 Open questions
 --------------
@@ -52,6 +53,8 @@ from unisono.transports.nccl.refusals import BYTE, DTYPES, operation_number
 
 # Several ranks may share a GPU from this version on, if the variable is set.
 _SHARED_GPU_VERSION = 23000
+# How long an abort waits for a call of another thread, which returns at once if the communicator does not block.
+_CALL_S = 0.1
 SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
@@ -126,6 +129,8 @@ class NcclCollectives:
     def __init__(self, executor: Executor, device: Device, deadline: Deadline) -> None:
         self._executor, self._device = executor, device
         self._lock = threading.RLock()
+        self._aborting = threading.Lock()
+        self._issuing: Deadline | None = None  # the deadline of the call that is being issued
         self._comm: NcclComm | None = None
         self._is_intact = True
         self.version = 0
@@ -159,19 +164,31 @@ class NcclCollectives:
             PeerLostError, CollectiveTimeoutError, AbortedError, InternalError: the call failed.
         """
         name = str(signature)
+        self._issuing = deadline
+        try:
+            self._submit(
+                name, self._arguments(signature, extent, source, target, stream), signature.collective, deadline
+            )
+            self._until_ready(name, deadline)
+            self._device.record(self._last, stream)
+        finally:
+            self._issuing = None
+
+    def _submit(self, name: str, arguments: _Arguments, collective: str, deadline: Deadline) -> None:
+        """Make a call of NCCL. The watch begins first, because the call may block until a lost rank makes it, too."""
         with self._lock:
             self._executor.check(name)
             assert self._comm is not None, "a refused object issues no call"
+            self._watch.begin()
             try:
-                arguments = self._arguments(signature, extent, source, target, stream)
                 if arguments.elements:
-                    _ISSUE[signature.collective](self._comm, arguments)
+                    _ISSUE[collective](self._comm, arguments)
             except UnisonoError as error:
-                self.fail(error)
-                raise
-        self._until_ready(name, deadline)
-        self._device.record(self._last, stream)
-        self._watch.begin()
+                self._abort()
+                self._executor.check(name)  # a lost rank is the reason why NCCL has failed
+                reason = _late(name) if deadline.has_passed() else error
+                self._executor.fail(reason)
+                raise reason from error
 
     def check(self, operation: str) -> None:
         """Raise the error that prevents a new call, if any."""
@@ -192,9 +209,10 @@ class NcclCollectives:
 
     def watch(self) -> bool:
         """Look for failures while the device works, and abort NCCL after one; return whether the device is idle."""
-        if self._executor.has_failed():
+        issuing = self._issuing
+        if self._executor.has_failed() or (issuing is not None and issuing.has_passed()):
             self._abort()
-        return not self._is_intact or is_over(self._device, self._last)
+        return not self._is_intact or (issuing is None and is_over(self._device, self._last))
 
     def close(self, deadline: Deadline) -> bool:
         """End this rank's part; return whether the device's work is done. It waits for that until `deadline`."""
@@ -241,10 +259,10 @@ class NcclCollectives:
         try:
             for pause_s in pauses_of_polling():
                 self._executor.check(what)
-                if self._comm_is_ready():
+                if self._is_intact and self._comm_is_ready():
                     return
                 if deadline.has_passed():
-                    raise CollectiveTimeoutError(f"NCCL waited for other ranks until the time limit, in {what}")
+                    raise _late(what)
                 time.sleep(pause_s or 0.0)
         except BaseException as error:
             self._abort()
@@ -257,12 +275,21 @@ class NcclCollectives:
             return self._comm is None or self._comm.is_ready()
 
     def _abort(self) -> None:
-        with self._lock:
-            comm, self._comm = self._comm, None
+        has_lock = self._lock.acquire(timeout=_CALL_S)
+        try:
+            with self._aborting:
+                comm, self._comm = self._comm, None
             if comm is not None:
                 self._is_intact = False
                 with suppress(UnisonoError):
                     comm.abort()
+        finally:
+            if has_lock:
+                self._lock.release()
+
+
+def _late(what: str) -> CollectiveTimeoutError:
+    return CollectiveTimeoutError(f"NCCL waited for other ranks until the time limit, in {what}")
 
 
 def _destroy(comm: NcclComm) -> None:

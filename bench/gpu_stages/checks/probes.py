@@ -45,19 +45,21 @@ RELEASED = "a wait for a flag ends when the host writes the flag"
 CYCLIC = "flags are compared cyclically"
 GRAPHS = "flags in a graph wait and are written, each time the graph is launched"
 BESIDE = "a stream goes on beside one that waits"
+BESIDE_BY_QUEUES = f"{BESIDE}, with 32 hardware queues"
 CAPTURES = "a kernel is first launched while another thread captures a graph"
 FENCED = "an event of the context is behind the work of every stream"
 GONE = "the handle of a destroyed stream is refused, and no new stream gets it"
 HANDED = "a flag of one process releases a stream of another one"
 PREMISES = {
-    RELEASED: "flags: a rank whose peer has died releases its own streams",
-    CYCLIC: "device.py: numbers of flags in replays of graphs",
-    GRAPHS: "driver.py: persistent calls are replayed as graphs",
-    BESIDE: "ipc.py: side streams of a communicator beside the user's",
+    RELEASED: "peers/channel.py: a rank whose peer has died releases its own streams",
+    CYCLIC: "executors/replays.py: numbers of flags in replays of graphs",
+    GRAPHS: "executors/replays.py: persistent calls are replayed as graphs",
+    BESIDE: "peers/collectives.py: side streams of a communicator beside the user's",
+    BESIDE_BY_QUEUES: "peers/collectives.py: the same in a process with the variable CUDA_DEVICE_MAX_CONNECTIONS=32",
     CAPTURES: "driver_api/errors.py: calls that are made in the relaxed mode",
     FENCED: "driver_api/context_fence.py: memory is released only after the work that uses it",
-    GONE: "nothing: memory returns to the pool by a stream of the pool's own",
-    HANDED: "ipc.py: ranks that are processes order their streams by flags",
+    GONE: "memory/pool.py: memory returns by a stream of the pool's own, so nothing stands on it",
+    HANDED: "peers/channel.py: ranks that are processes order their streams by flags",
 }
 WAITING = "{} while a stream is held up for {:.0f} ms"
 
@@ -201,7 +203,7 @@ class GpuProbes:
         tell_cost("replay of a graph of 3 calls", lambda: device.launch(graph, held.stream), held.finish)
         tell_cost("program of 3 calls", program, held.finish)
 
-    def streams(self) -> None:
+    def streams(self, premise: str = BESIDE) -> None:
         """Try which other streams cannot go on while one stream waits for a flag."""
         device, held, words = self.device, Held.of(self.device), self._gpu.empty(2 * STREAMS, np.dtype(np.int64))
         others = [Held.of(device) for _ in range(STREAMS - 1)]
@@ -210,7 +212,7 @@ class GpuProbes:
             device.copy(words.pointer + 16 * i + 8, words.pointer + 16 * i, 8, other.stream)
         late = [i for i, other in enumerate(others, 1) if not other.passes(LATE_S)]
         device.release_flags(held.flags, 1)
-        say(BESIDE, not late, f"late: {late or 'none'} of {STREAMS - 1}")
+        say(premise, not late, f"late: {late or 'none'} of {STREAMS - 1}")
 
     def loads(self) -> None:
         """Launch kernels for the first time: behind a stream that is held up, and beside a capture."""
@@ -319,6 +321,16 @@ def gone() -> None:
     say(GONE, code == 0 and "is taken" not in said and "a new one" not in said, said)
 
 
+def by_queues() -> None:
+    """Try streams in a process of its own, which has as many hardware queues as the driver offers."""
+    command = [sys.executable, "-m", "unisono.bench.gpu_stages.checks.probes", "--streams"]
+    environ = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    process = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environ, check=False)
+    if process.returncode:
+        raise RuntimeError(f"code {process.returncode}: {process.stderr.strip()[-300:]}")
+    sys.stdout.write(process.stdout)
+
+
 def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple[str, float]]:
     """Return the seconds of each action of two processes, by name. The name "" is the closing of a handle in use."""
     gpu = MeasuredGpu()
@@ -391,13 +403,25 @@ def attempt(name: str, probe: Callable[[], object]) -> None:
         say(f"the probe of {name} runs", False, reason_of(error), "all parts that use it")
 
 
+def try_streams(dtype: str) -> None:
+    """Make the probe of streams in this process, whose environment decides about its hardware queues."""
+    gpu = MeasuredGpu()
+    clock = DeviceClock(gpu, 4096)
+    with clock.current():
+        GpuProbes(gpu, clock, dtype).streams(BESIDE_BY_QUEUES)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the probes that the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dtype", default="int16", help="a dtype whose kernels nothing has used before")
     parser.add_argument("--rounds", type=int, default=1000, help="the flags that two processes pass to each other")
     parser.add_argument("--copy", type=parse_sizes, default=(512 << 20,), help="the bytes of copies")
+    parser.add_argument("--streams", action="store_true", help="only try which streams wait for others")
     options = parser.parse_args(arguments)
+    if options.streams:
+        try_streams(options.dtype)
+        return 0
     gpu, (nbytes,) = MeasuredGpu(), options.copy
     clock = DeviceClock(gpu, min(nbytes, FLUSH_NBYTES))
     attempt("a copy", lambda: peak(gpu, clock, nbytes))
@@ -412,6 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os._exit(1)  # an end in order would wait for the stream
         for name in ("releases_of_memory", "fence", "cyclic", "graphs", "streams", "loads", "costs"):
             attempt(name, getattr(probes, name))
+    attempt("streams with more hardware queues", by_queues)
     attempt("a stream that is gone", gone)
     attempt("two processes", lambda: pairs(options.rounds, nbytes // 4))
     return 0
