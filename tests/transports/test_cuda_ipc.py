@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.deadlines import eventually
 from support.device_ranks import WAIT_S, DeviceCall, DeviceRank, check_calls, device_rank
 from support.outcomes import error_of
 from support.ranks import Job, LocalRanks, Ranks, ranks_fixture, start_ranks
@@ -223,6 +224,35 @@ def open_and_close(executor: Any, times: int) -> tuple[int, int]:
 def test_device_communicators_free_their_resources_when_closed(two: Ranks) -> None:
     for before, after in two.run(open_and_close, 5):
         assert after <= before + 2
+
+
+def slab_nbytes(gpu: GpuDouble) -> list[int]:
+    """Return the sizes of the slabs that a rank has allocated or opened."""
+    regions = gpu._regions.values()
+    return sorted(each.nbytes for each in regions if not each.is_gone and each.kind in ("dedicated", "opened"))
+
+
+def grow(executor: Any, flags: bool) -> list[list[int]]:
+    """Make larger and larger calls, and a small one; return the sizes of all slabs before and after the large ones."""
+    with device_rank(executor, 5, flags=flags) as rank:
+        sizes = [slab_nbytes(rank.gpu)]
+        for count in (600_000, 1_200_000, 2_400_000, 3):
+            rank.check(DeviceCall("allreduce", "two_shot", count=count))
+
+        def has_freed() -> bool:
+            rank.collectives._tidy()
+            return len(slab_nbytes(rank.gpu)) == len(sizes[0])
+
+        assert eventually(has_freed)
+        sizes.append(slab_nbytes(rank.gpu))
+    return sizes
+
+
+@pytest.mark.parametrize("flags", [True, False])
+def test_slabs_that_larger_ones_replace_are_freed_when_no_rank_uses_them(two: Ranks, flags: bool) -> None:
+    for before, after in two.run(grow, flags):
+        assert before == [2 << 20] * 4
+        assert after == [2 << 20, 2 << 20, 16 << 20, 16 << 20]
 
 
 def count_traffic(executor: Any) -> Any:

@@ -200,7 +200,7 @@ class SegmentRun:
         self._dtype: DType = bound.extent.dtype
         self._record: _Record | None = None
         self.issued: list[IssuedCall] = []
-        channel.reserve(bound.nbytes)
+        channel.reserve(bound.nbytes, stream)
         channel.show_operands(*operands)
         self._issue("wait", stream, channel.last)  # the channel may have been used on another stream
         self._fill_images()

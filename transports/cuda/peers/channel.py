@@ -18,8 +18,11 @@ all peers that were told of its last record have acknowledged that their waits a
 
 Ranks of one process share a context, in which handles do not open. They use each other's addresses and events.
 
-Slabs grow at the same calls on all ranks. So all ranks have the same number of slabs when they run a call, and this
-number says which slab of a peer is meant. A peer that is ahead may show one more.
+Slabs grow at the same calls on all ranks. So all ranks have had the same number of slabs when they run a call, and
+this number, the *generation*, says which slab of a peer is meant. A peer that is ahead may show one more.
+
+A larger slab replaces the one before. A rank *leaves* the earlier slabs of all ranks when its work that uses them is
+over, and it has closed those of the others. It frees its own when all ranks have left them.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.errors import InternalError
-from unisono.transports.cuda.device import ALLOCATION_NBYTES, Allocation, Device, Event, Flags, Stream
+from unisono.transports.cuda.device import ALLOCATION_NBYTES, Allocation, Device, Event, Flags, Stream, is_over
 from unisono.transports.cuda.issued_calls import Counters, NextNumber
 from unisono.transports.cuda.peers.peer_board import RING, Board, Slab
 
@@ -47,6 +50,7 @@ class Channel:
     Attributes:
         last: happens when this rank's last use of the channel is over.
         by_flags: the argument.
+        generation: the number of slabs that this rank has had so far.
     """
 
     def __init__(
@@ -75,7 +79,10 @@ class Channel:
         self._announced: list[list[tuple[int, int]]] = [[] for _ in range(RING)]  # peers and their signals, by event
         self._signalled, self._followed = [0] * size, [0] * size
         self._raised, self._awaited = Counters(size), Counters(size)
-        self._slabs: list[Allocation] = []  # the last is in use; peers may still have opened the others
+        self.generation = 0
+        self._slabs: dict[int, Allocation] = {}  # by generation; peers may still use earlier ones than the last
+        self._grown = device.new_event()  # behind the work that uses earlier slabs
+        self._left = 0  # the last generation that this rank has left
         self._opened: dict[tuple[int, int], Allocation] = {}  # by rank and generation
 
     def offer(self) -> Any:
@@ -101,21 +108,51 @@ class Channel:
 
     # Memory.
 
-    def reserve(self, nbytes: int) -> None:
-        """Make sure that the slab has at least `nbytes`, and publish it if it is a new one."""
-        if self._slabs and self._slabs[-1].nbytes >= nbytes:
+    def reserve(self, nbytes: int, stream: Stream | None = None) -> None:
+        """Make sure that the slab has at least `nbytes`, and publish it if it is a new one.
+
+        Args:
+            nbytes: the size that the next use of the channel needs.
+            stream: the stream of that use; None for the first slab.
+        """
+        if self._slabs and self._slabs[self.generation].nbytes >= nbytes:
             return
         whole = max(ALLOCATION_NBYTES, 1 << max(0, nbytes - 1).bit_length())
         slab = self._device.allocate(whole)
-        self._slabs.append(slab)
+        self.generation += 1
+        self._slabs[self.generation] = slab
         handle = b"" if all(self._local) else self._device.export(slab)
-        self._mine.show_slab(self._number, Slab(len(self._slabs), slab.pointer, handle))
+        self._mine.show_slab(self._number, Slab(self.generation, slab.pointer, handle))
+        if stream is not None:
+            self._device.wait(stream, self.last)
+            self._device.record(self._grown, stream)
+
+    def tidy(self) -> bool:
+        """Leave and free earlier slabs if that is possible now; return whether all of them are freed."""
+        if len(self._slabs) == 1:
+            return True
+        earlier = self.generation - 1
+        if self._left < earlier and self._has_closed_earlier():
+            self._left = earlier
+            self._mine.leave_slabs(self._number, earlier)
+        left = min(board.left_slabs(self._number) for board in self._boards)
+        for generation in [each for each in self._slabs if each <= left and each < self.generation]:
+            self._device.free(self._slabs.pop(generation))
+        return len(self._slabs) == 1
+
+    def _has_closed_earlier(self) -> bool:
+        """Close the earlier slabs of other ranks if no work uses them; return whether the device has closed all."""
+        if not is_over(self._device, self._grown):
+            return False
+        for place in [each for each in self._opened if each[1] < self.generation]:
+            self._device.close(self._opened.pop(place))
+        return self._device.has_released()
 
     def slab(self, peer: int) -> int:
         """Return the address in this process of a rank's slab. All ranks must show it: see `behind`."""
-        generation = len(self._slabs)
+        generation = self.generation
         if peer == self._rank:
-            return self._slabs[-1].pointer
+            return self._slabs[generation].pointer
         if self._local[peer]:
             return self._slab_of(peer, generation).pointer
         place = peer, generation
@@ -131,14 +168,9 @@ class Channel:
             )
         return slab
 
-    @property
-    def generation(self) -> int:
-        """The number of slabs of this rank so far."""
-        return len(self._slabs)
-
     def behind(self) -> set[int]:
         """Return the ranks that have not yet published the slab for the current call."""
-        boards, generation = self._boards, len(self._slabs)
+        boards, generation = self._boards, self.generation
         return {peer for peer, board in enumerate(boards) if board.generation(self._number) < generation}
 
     def show_operands(self, source: int, target: int) -> None:
@@ -221,11 +253,11 @@ class Channel:
 
     def free(self) -> None:
         """Free this rank's memory and events. All other ranks must have closed them."""
-        for slab in self._slabs:
+        for slab in self._slabs.values():
             self._device.free(slab)
         self._slabs.clear()
         if self._flags is not None:
             self._device.end_flags(self._flags)
             self._flags = None
-        for event in (self.last, *self._events):
+        for event in (self.last, self._grown, *self._events):
             self._device.end_event(event)

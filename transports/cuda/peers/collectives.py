@@ -15,7 +15,8 @@ again without its plan, by native code if the device has it (`CudaDevice.compile
 Graphs. Later uses of a persistent call are replays of a graph (`replays`), if all devices have graphs, the call has one
 segment, and its contributions have no factor.
 
-Slabs. Memory that is not exported is copied through slabs. A call that does not fit into a slab runs over segments, on
+Slabs. Memory that is not exported is copied through slabs, which grow with the calls. The `Watch`, and later calls,
+free smaller slabs when no rank uses them any more. A call that does not fit into a slab runs over segments, on
 two channels alternately. Odd segments have a stream of their own, so that copies of one segment overlap with kernels of
 another.
 
@@ -175,6 +176,7 @@ class DeviceCollectives:
             if (reason := self.refuses(signature.collective, algorithm)) is not None:
                 raise UsageError(reason, operation=str(signature))
             self.check(str(signature))
+            self._tidy()
             nbytes = 0 if extent is None else extent.elements[0] * extent.dtype.itemsize
             name = algorithm or usual_on_devices(signature.collective, nbytes, self.executor.size) or ""
             bound = self._bind(signature, extent, name, shown)
@@ -254,12 +256,17 @@ class DeviceCollectives:
                 self._release_flags()
             return False
         try:
-            if not self._is_closed and (self._failure is not None or self.executor.has_failed()):
+            has_failed = self._failure is not None or self.executor.has_failed()
+            if not self._is_closed and has_failed:
                 self._stop_issuing()
                 self._release_flags()
-            return not self._started and self._is_idle()
+            return not self._started and self._is_idle() and (self._is_closed or has_failed or self._tidy())
         finally:
             self._lock.release()
+
+    def _tidy(self) -> bool:
+        """Free slabs that larger ones have replaced, as far as no rank uses them; return whether all are freed."""
+        return all(channel.tidy() for channel in self.channels)
 
     def is_intact(self) -> bool:
         """Return whether the results of calls are valid, because no flag has been set to end a wait."""

@@ -19,7 +19,7 @@ CHANNELS = 2
 RING = 8
 
 _TOKEN, _LEFT, _FIRST_CHANNEL = 0, 1, 2
-_SOURCE, _TARGET, _GENERATION, _SLABS = 0, 1, 2, 3
+_SOURCE, _TARGET, _GENERATION, _GENERATION_LEFT, _SLABS = 0, 1, 2, 3, 4
 # The words of a slab: its number, its address, the length of its handle, and the handle.
 _NUMBER, _SLAB, _NBYTES, _HANDLE = 0, 1, 2, 3
 _HANDLE_WORDS = 32
@@ -106,6 +106,14 @@ class Board:
     def generation(self, channel: int) -> int:
         """Return the counter of the slab that is exported now."""
         return self._words[self._at(channel) + _GENERATION]
+
+    def leave_slabs(self, channel: int, generation: int) -> None:
+        """Publish that this rank uses no slab of any rank up to a generation."""
+        self._words[self._at(channel) + _GENERATION_LEFT] = generation
+
+    def left_slabs(self, channel: int) -> int:
+        """Return the generation from `leave_slabs`; 0 before that."""
+        return self._words[self._at(channel) + _GENERATION_LEFT]
 
     def signal(self, channel: int, peer: int, number: int, record: int, digest: int) -> None:
         """Publish signal `number` at `peer`, for a record of this rank in the call with `digest`."""
