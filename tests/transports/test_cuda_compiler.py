@@ -11,6 +11,7 @@ import pytest
 from support.cuda_on_host import ROOT
 from support.sass import Instruction, disassembled, disassembler, loads_behind_stores, loads_under_way, resources
 
+from unisono.bench.gpu_stages.speeds import variants
 from unisono.dtypes import DTYPES
 from unisono.errors import InternalError, TransportUnavailableError
 from unisono.operations import OPERATIONS
@@ -45,6 +46,7 @@ needs_disassembler = pytest.mark.skipif(disassembler() is None, reason="nvdisasm
 MANY = MOST_SOURCES + 1
 MOST_REGISTERS = 128  # registers per thread; 512 threads share the 65,536 registers of a multiprocessor
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+MEASURED = ("float32", "bfloat16", "float16", "float8_e4m3fn")  # by the stages `kernels` and `variants`
 
 # Every way of loading sources, and every kind of element and operation.
 REDUCTIONS = [
@@ -84,6 +86,7 @@ def least_loads(dtype: str, sources: int, machine: str) -> int:
 
 
 def assert_fits(log: str) -> None:
+    assert "warning" not in log
     result = resources(log)
     assert result.registers <= MOST_REGISTERS
     assert result.stack_nbytes == 0
@@ -138,6 +141,21 @@ def test_variants_of_a_reduction_keep_enough_loads_under_way(variant: str, tmp_p
     # Of small blocks there are more.
     least = least_loads("float32", 2, machine) // (2 if variant == "small blocks" else 1)
     assert loads_under_way(disassembled(compiled.code, tmp_path)) >= least
+
+
+@needs_nvrtc
+@pytest.mark.night
+@pytest.mark.parametrize("dtype", MEASURED)
+def test_kernels_that_a_run_on_a_gpu_measures_are_compiled_without_spills(dtype: str) -> None:
+    measured = [reduction(DTYPES[dtype], OPERATIONS["sum"], k) for k in range(2, MOST_SOURCES + 1)]
+    measured += [
+        reduction(DTYPES[dtype], OPERATIONS[op], k, variant)
+        for op, names in variants.OF_OPS.items()
+        for variant in names
+        for k in (2, MOST_SOURCES)
+    ]
+    for kernel in measured:
+        assert_fits(compile_kernel(kernel, "sm_90").log)
 
 
 @needs_nvrtc

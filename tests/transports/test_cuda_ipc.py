@@ -308,6 +308,7 @@ def meet_without_memory(executor: Any) -> str | None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     gpu = GpuDouble(uuid="a")  # created before the patch, because the double makes such memory itself
+    peer_exchange.exchange(executor, None, WAIT_S)  # opens the links, which need such memory, too
     with pytest.MonkeyPatch.context() as patch:
         if executor.rank == 1:
             patch.setattr(os, "memfd_create", refuse)
