@@ -14,7 +14,7 @@ from typing import NamedTuple
 from unisono.algorithms.catalogue.on_devices import ROUTES, STAGED
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
-from unisono.collectives.calls.prepared import BoundArray
+from unisono.collectives.calls.prepared import BoundArray, CheckedCall, PreparedCall
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.contracts import HostCalls
 from unisono.collectives.device.nccl_refusals import refusal_by_nccl
@@ -23,7 +23,7 @@ from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
 from unisono.foundation.deadlines import Deadline
-from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.call import AnyArray, Call
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Event
@@ -67,6 +67,7 @@ class ByIpc:
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s, most_blocks=most_blocks)
         self._stream = device.new_stream(most_blocks)
         self._known: dict[CallSpec, _KnownRoutes] = {}
+        self._latest: tuple[CallSpec, _KnownRoutes] | None = None  # a call asks several times about one spec
         self._refused: dict[str, str] = {}  # other routes
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
@@ -105,6 +106,7 @@ class ByIpc:
         """Exclude `route` from all later calls, on all ranks."""
         self._refused[route] = reason
         self._known.clear()
+        self._latest = None
 
     def explain(
         self,
@@ -131,6 +133,9 @@ class ByIpc:
 
     def _of(self, spec: CallSpec) -> _KnownRoutes:
         """Return the facts about calls on an array."""
+        latest = self._latest
+        if latest is not None and latest[0] is spec:  # takes less time than to compare the spec
+            return latest[1]
         known = self._known.get(spec)
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
@@ -138,6 +143,7 @@ class ByIpc:
             refusal = self.refuses_spec(spec)
             choice = self._choice(spec) if refusal is None else STAGED
             known = self._known[spec] = _KnownRoutes(refusal, choice, choice if choice in ROUTES else "")
+        self._latest = spec, known
         return known
 
     def _choice(self, spec: CallSpec) -> str:
@@ -153,7 +159,8 @@ class ByIpc:
         try:
             shown = self._shown(call, deadline)
             replays = [None] * len(shown) if call.plan is None else call.plan.replays
-            for each in zip(call.checked.arrays, shown, replays, strict=True):
+            planned = self._planned(call.checked)
+            for each in zip(call.checked.arrays, planned, shown, replays, strict=True):
                 self._issue_array(*each, deadline)
         finally:
             self._device.record(finished, self._stream)
@@ -171,8 +178,15 @@ class ByIpc:
             call.plan.replays = [self._collectives.new_replays() for _ in pieces]
         return call.plan.shown
 
-    def _issue_array(self, array: BoundArray, shown: Shown | None, replays: Replays | None, deadline: Deadline) -> None:
-        planned = self._calls.find(array.spec)
+    def _planned(self, call: CheckedCall) -> Sequence[Call]:
+        """Return the planned call of each array. That of a call on one array was planned when it was checked."""
+        if isinstance(call, PreparedCall) and len(call.arrays) == 1:
+            return [call.call]
+        return [self._calls.find(array.spec) for array in call.arrays]
+
+    def _issue_array(
+        self, array: BoundArray, planned: Call, shown: Shown | None, replays: Replays | None, deadline: Deadline
+    ) -> None:
         operation = self._collectives.start(
             planned.signature,
             planned.extents[0],

@@ -140,6 +140,7 @@ class Replays:
     def __init__(self, flags: GraphFlags, device: Device, number: int) -> None:
         self._flags, self._device, self._number = flags, device, number
         self._plans: Sequence[Plan] | None = None
+        self._can_replay = False  # those plans
         self._key: tuple[object, ...] | None = None
         self._calls: Sequence[IssuedCall] = ()
         self._graphs: dict[int, DeviceGraph] = {}  # by part
@@ -148,10 +149,10 @@ class Replays:
     def takes(self, bound: BoundCall) -> bool:
         """Return whether this use of the call is a replay, equal on all ranks. The first use is none."""
         if self._plans is None:
-            self._plans = bound.plans
+            self._plans, self._can_replay = bound.plans, can_replay(bound.plans)
             return False
         # Another algorithm has other signals.
-        return bound.plans is self._plans and bound.segments == 1 and not bound.has_factor and can_replay(bound.plans)
+        return self._can_replay and bound.plans is self._plans and bound.segments == 1 and not bound.has_factor
 
     def has(self, key: tuple[object, ...]) -> bool:
         """Return whether the calls to replay are known. `key` says on which arrays, stream and memory they work."""

@@ -173,13 +173,9 @@ class DeviceCollectives:
         with self._lock:
             if self._is_closed:
                 raise UsageError("the communicator is closed", operation=str(signature))
-            if (reason := self.refuses(signature.collective, algorithm)) is not None:
-                raise UsageError(reason, operation=str(signature))
             self.check(str(signature))
             self._tidy()
-            nbytes = 0 if extent is None else extent.elements[0] * extent.dtype.itemsize
-            name = algorithm or usual_on_devices(signature.collective, nbytes, self.executor.size) or ""
-            bound = self._bind(signature, extent, name, shown)
+            bound = self._bind(signature, extent, algorithm, shown)
             replays = replays if replays is not None and replays.takes(bound) else None
             operation = DeviceOperation(self, bound, signature, (source, target), stream, replays)
             self._started.append(operation)
@@ -393,17 +389,26 @@ class DeviceCollectives:
             self._plans[place] = plans
         return self._plans[place]
 
-    def _bind(self, signature: Signature, extent: Extent | None, name: str, shown: Shown | None) -> BoundCall:
+    def _bind(
+        self, signature: Signature, extent: Extent | None, algorithm: str | None, shown: Shown | None
+    ) -> BoundCall:
+        """Return the call, bound to the memory of all ranks; raises `UsageError` if it is refused."""
         lifted = extent is not None and extent.op is not None and extent.op.factor is not None
-        place = signature.collective, name, signature.root, extent, lifted, shown
-        if place not in self._bound or lifted:
+        place = signature.collective, algorithm, signature.root, extent, lifted, shown
+        bound = self._bound.get(place)
+        if bound is None or lifted:
+            if (reason := self.refuses(signature.collective, algorithm)) is not None:
+                raise UsageError(reason, operation=str(signature))
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
+            nbytes = 0 if extent is None else extent.elements[0] * extent.dtype.itemsize
+            name = algorithm or usual_on_devices(signature.collective, nbytes, self.executor.size) or ""
             plans = self._plans_of(signature.collective, name, signature.root or 0)
             in_one_process = self._peers.in_one_process
-            self._bound[place] = bind(self.executor.rank, plans, extent, self._slab_nbytes, in_one_process, shown)
-            load_kernels(self.device, self._bound[place])
-        return self._bound[place]
+            bound = bind(self.executor.rank, plans, extent, self._slab_nbytes, in_one_process, shown)
+            self._bound[place] = bound
+            load_kernels(self.device, bound)
+        return bound
 
     def _count(self) -> None:
         while self._uncounted:
