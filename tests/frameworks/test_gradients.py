@@ -20,6 +20,7 @@ from support.programs import survivors_of_rank_1
 import unisono as un
 from unisono.frameworks.data_parallel.sync_check import SyncCheck
 from unisono.frameworks.gradients.blocks import BLOCK
+from unisono.frameworks.gradients.bucket_comms import BucketComms
 from unisono.frameworks.gradients.bucket_sizing import best_size, exposed_s
 from unisono.frameworks.gradients.lag import Lag, lag_of
 from unisono.frameworks.gradients.layout import ALIGNMENT, Filling, Gradient, layout_of
@@ -176,6 +177,29 @@ def test_best_bucket_size_does_not_split_a_gradient_without_gain() -> None:
     assert layout_of(gradients, 1 << 18).fillings()[:-1] == [Filling(1 << 18, 256 / 257)] * 4
     size = best_size(lambda nbytes: layout_of(gradients, nbytes).fillings(), 0.1, lambda n: n / 1e8)
     assert len(layout_of(gradients, size).buckets) == 2
+
+
+def predicted_sizes(world: un.Communicator) -> list[tuple[int, str]]:
+    """Return the sizes of buckets for which a reducer predicts a time when it chooses the size of its buckets."""
+    asked: list[tuple[int, str]] = []
+
+    def predicted_s(_comms: BucketComms, nbytes: int, dtype: str) -> float:
+        asked.append((nbytes, dtype))
+        return 1e-6
+
+    with pytest.MonkeyPatch.context() as patch, un.GradientReducer(world) as reducer:
+        patch.setattr(BucketComms, "predicted_s", predicted_s)
+        for _ in range(7):
+            for name in range(16):
+                reducer.ready(f"p{name}", np.ones(1 << 16, np.float32))
+            reducer.finish()
+    return asked
+
+
+def test_reducer_predicts_the_time_of_each_size_of_bucket_once() -> None:
+    (asked,) = un.launch(predicted_sizes, 1, timeout_s=DEADLINE_S)
+    assert asked
+    assert len(set(asked)) == len(asked)
 
 
 def test_buckets_needed_first_overtake_buckets_that_wait_for_the_link() -> None:
