@@ -5,10 +5,12 @@ lane_pieces.py         pieces of lanes, for all builders
 
 balanced_tree.py       reductions in the canonical order: one balanced binary tree over the ranks
 bine.py                trees and exchanges over short distances to both sides
+block_schedule.py      which blocks ranks pass on in each round, on a circulant graph
 bruck.py               distances 1, k, k², …, at any number of ranks
 butterfly.py           exchanges of halves between pairs, for any pairs
 chain.py               all ranks in a row, in many segments
 circulant.py           distances that halve, at any number of ranks
+circulant_blocks.py    broadcast and reduce in n blocks on a circulant graph
 direct.py              every rank with every other
 dissemination.py       barriers in ⌈log_k p⌉ rounds
 double_tree.py         two trees at once, each with half of the vector

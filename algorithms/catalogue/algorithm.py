@@ -96,6 +96,8 @@ class Algorithm:
         same_bits: whether all ranks get the same bits for floating-point reductions.
         in_place: whether INPUT and OUTPUT may be the same memory.
         segmentable: whether running the plan over several segments overlaps its groups usefully.
+        in_blocks: whether the builder takes `blocks`, the number of blocks that travel one after the other. The tuner
+            chooses it, as it chooses the number of segments of other algorithms.
         steady: whether all ranks send in every round. Segments then overlap nothing, and only keep blocks in the
             caches.
         mapped: whether the algorithm needs memory that peers can map.
@@ -123,6 +125,7 @@ class Algorithm:
     same_bits: bool = True
     in_place: bool = True
     segmentable: bool = True
+    in_blocks: bool = False
     steady: bool = False
     mapped: bool = False
     varying: bool = False

@@ -206,6 +206,12 @@ def reduce_double_binary_tree(size: int) -> Cost:
     return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(1, size - 1))
 
 
+def reduce_circulant_blocks(size: int, blocks: int = 8) -> Cost:
+    """The broadcast backwards: the root receives in every round, and combines what it receives."""
+    broadcast = broadcast_circulant_blocks(size, blocks)
+    return Cost(broadcast.rounds, sent=min(1, size - 1), reduced=broadcast.sent)
+
+
 def reduce_scatter_recursive_halving(size: int) -> Cost:
     """The first ranks are folded in pairs. In every round the first pair keeps as many blocks as any other.
 
@@ -335,6 +341,12 @@ def broadcast_binary(size: int) -> Cost:
 def broadcast_double_binary_tree(size: int) -> Cost:
     """Each tree over p − 1 ranks has depth ⌊log2(p − 1)⌋, and the root stands above both."""
     return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=0)
+
+
+def broadcast_circulant_blocks(size: int, blocks: int = 8) -> Cost:
+    """The root sends one block in each of n − 1 + L rounds, where n is the number of blocks."""
+    rounds = blocks - 1 + _rounds(size) if size > 1 else 0
+    return Cost(rounds, sent=rounds / blocks, reduced=0)
 
 
 def broadcast_scatter_ring(size: int) -> Cost:

@@ -22,6 +22,7 @@ from unisono.algorithms.catalogue.references import (
     SWING,
     THAKUR,
     TRAEFF,
+    TRAEFF_BLOCKS,
     WILKINS,
 )
 from unisono.algorithms.catalogue.rows import MAPPED, SHORT_WAYS, row, table
@@ -33,6 +34,15 @@ BROADCAST = table(
     row("chain", "chain", costs.broadcast_chain, PJESIVAC),
     row("binary", "tree", costs.broadcast_binary, PJESIVAC),
     row("double_binary_tree", "double_tree", costs.broadcast_double_binary_tree, SANDERS),
+    row(
+        "circulant_blocks",
+        "circulant_blocks",
+        costs.broadcast_circulant_blocks,
+        TRAEFF_BLOCKS,
+        crossing=host_crossing.evenly,
+        segmentable=False,
+        in_blocks=True,
+    ),
     row("scatter_ring", "scatter_allgather", costs.broadcast_scatter_ring, THAKUR),
     row("scatter_doubling", "scatter_allgather", costs.broadcast_scatter_doubling, THAKUR, supports=needs_power_of_two),
     row("bine", "bine", costs.broadcast_bine, BINE, **SHORT_WAYS),

@@ -23,6 +23,7 @@ from unisono.algorithms.catalogue.references import (
     SWING,
     THAKUR,
     TRAEFF,
+    TRAEFF_BLOCKS,
     WILKINS,
 )
 from unisono.algorithms.catalogue.rows import MAPPED, SHORT_WAYS, row, table
@@ -185,6 +186,16 @@ REDUCE = table(
         order="fixed",
     ),
     row("double_binary_tree", "double_tree", costs.reduce_double_binary_tree, SANDERS, order="fixed"),
+    row(
+        "circulant_blocks",
+        "circulant_blocks",
+        costs.reduce_circulant_blocks,
+        TRAEFF_BLOCKS,
+        crossing=host_crossing.evenly,
+        order="fixed",
+        segmentable=False,
+        in_blocks=True,
+    ),
     row("bine", "bine", costs.reduce_bine, BINE, order="fixed", **SHORT_WAYS),
     row(
         "all_pairs",

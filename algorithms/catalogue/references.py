@@ -35,4 +35,8 @@ SWING = "De Sensi, Bonato, Saam, Hoefler: Swing: Short-cutting Rings for Higher 
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 2005"
 TRAEFF_ROUGIER = "Träff, Rougier: MPI Collectives and Datatypes for Hierarchical All-to-all Communication, EuroMPI 2014"
 TRAEFF = "Träff: Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms, arXiv 2410.14234"
+TRAEFF_BLOCKS = (
+    "Träff: (Poly)Logarithmic Time Construction of Round-optimal n-Block Broadcast Schedules, arXiv 2205.10072; and "
+    "Round-optimal n-Block Broadcast Schedules in Logarithmic Time, arXiv 2312.11236"
+)
 WILKINS = "Wilkins et al.: Generalized Collective Algorithms for the Exascale Era, CLUSTER 2023"

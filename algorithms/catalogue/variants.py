@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 # The parameter of every variant that goes to no builder: the bytes of a block that travel at once.
 SEGMENT = "segment_nbytes"
+# The parameter of algorithms in blocks: the number of blocks.
+BLOCKS = "blocks"
 # The parameter of every variant that `composition.rank_order` uses: the ranks in the order of their positions.
 ORDER = "order"
 

@@ -44,7 +44,10 @@ ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.val
 MESSAGES = [algorithm for algorithm in ALL if not algorithm.mapped]
 ALLGATHERS = list(ALGORITHMS["allgather"])
 # The parameters of builders that a test chooses, with values that differ in their effect.
-CHOICES = {"radix": (2, 3, 4, 7), "window": (1, 3, 32), "lanes": (1, 2, 3, 5), "aggregate": (1, 2, 5, None)}
+CHOICES = {
+    **{"radix": (2, 3, 4, 7), "window": (1, 3, 32), "lanes": (1, 2, 3, 5), "aggregate": (1, 2, 5, None)},
+    "blocks": (1, 2, 8, 30),
+}
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
 

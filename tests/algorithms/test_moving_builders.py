@@ -10,10 +10,11 @@ from support.builder_calls import ROOTED, call_on_integers, check_all
 from support.covering import pairwise
 from support.ranks import LocalRanks
 
+from unisono.algorithms.builders import block_schedule
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.ir.encode import encode
-from unisono.algorithms.ir.plan import Plan, Send
+from unisono.algorithms.ir.plan import Plan, Recv, Send
 from unisono.algorithms.verifier.verify import verify_plans
 from unisono.transports.message.faulty import Faults
 
@@ -23,6 +24,7 @@ EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorith
 PARAMETERS = [
     ("broadcast", "knomial", "radix", 3),
     ("broadcast", "knomial", "radix", 7),
+    *(("broadcast", "circulant_blocks", "blocks", blocks) for blocks in (1, 2, 5, 21)),
     ("allgather", "bruck", "radix", 3),
     ("allgather", "bruck", "radix", 5),
     ("allgather", "direct", "window", 1),
@@ -93,6 +95,58 @@ def test_rank_of_double_binary_tree_is_interior_in_one_tree_at_most() -> None:
             sending = [lane for lane, step in steps if isinstance(step, Send)]
             assert len(set(sending)) <= 1
             assert len(sending) <= 2
+
+
+@pytest.mark.parametrize("size", [*range(2, 80), 127, 128, 129, 500])
+def test_block_schedules_give_each_rank_every_block_from_a_rank_that_has_it(size: int) -> None:
+    skips = block_schedule.skips(size)[:-1]
+    phase = len(skips)
+    assert phase == (size - 1).bit_length()
+    received = [block_schedule.receive_schedule(size, rank) for rank in range(size)]
+    for rank in range(1, size):
+        base = block_schedule.base_block(size, rank)
+        assert {block % phase for block in received[rank]} == set(range(phase))
+        assert sorted(received[rank])[:-1] == sorted({*range(-phase, 0)} - {base - phase})
+        for number, skip in enumerate(skips):
+            sender = (rank - skip) % size
+            before = block_schedule.base_block(size, sender) - phase
+            has = {number} if sender == 0 else {before, *received[sender][:number]}
+            block = received[rank][number]
+            assert (block in has) or (sender == 0 and block < 0)
+            assert sender == 0 or block_schedule.send_schedule(size, sender)[number] == block
+
+
+def test_blocks_arrive_as_the_file_of_their_builder_shows() -> None:
+    algorithm = find("broadcast", "circulant_blocks")
+    arriving = [
+        [[step.dst.start for step in group.steps if isinstance(step, Recv)] for group in plan.groups(0)]
+        for plan in plans_of(algorithm, 5, blocks=3)
+    ]
+    assert arriving == [
+        [[], [], [], [], []],
+        [[], [], [2], [1], [0]],
+        [[0], [], [], [2], [1]],
+        [[], [1], [0], [], [2]],
+        [[], [], [1], [0], [2]],
+    ]
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_plans_of_more_blocks_only_repeat_more_often(collective: str) -> None:
+    algorithm = find(collective, "circulant_blocks")
+    for size in (5, 6, 8, 33):
+        phase = (size - 1).bit_length()
+        for rank in range(size):
+            few, many = (algorithm.build(size, rank, 1, blocks=4 * phase + more) for more in (1, 1 + 100 * phase))
+            assert len(encode(few)) == len(encode(many))
+            assert many.group_count(0) == few.group_count(0) + 100 * phase
+
+
+def test_root_sends_the_blocks_in_order_and_the_last_one_until_the_end() -> None:
+    for size, blocks in ((5, 3), (12, 7), (16, 1)):
+        plan = find("broadcast", "circulant_blocks").build(size, 0, blocks=blocks)
+        sent = [step.src.start for group in plan.groups(0) for step in group.steps if isinstance(step, Send)]
+        assert sent == [*range(blocks), *[blocks - 1] * ((size - 1).bit_length() - 1)]
 
 
 def test_binomial_gather_has_scratch_for_its_subtree_only() -> None:

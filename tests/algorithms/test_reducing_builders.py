@@ -49,6 +49,7 @@ PARAMETERS = [
     ("reduce", "knomial", "radix", 2),
     ("reduce", "knomial", "radix", 3),
     ("reduce", "knomial", "radix", 7),
+    *(("reduce", "circulant_blocks", "blocks", blocks) for blocks in (1, 2, 5, 21)),
     ("allreduce", "swing", "lanes", 2),
     ("allreduce", "swing", "lanes", 3),
     ("allreduce", "swing_doubling", "lanes", 3),

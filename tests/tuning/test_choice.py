@@ -212,6 +212,23 @@ def test_segments_have_about_the_requested_size() -> None:
     assert choose(replace(ASKED, nbytes=8 << 20, algorithm="ring", segment_nbytes=per_block // 8)).segments == 8
 
 
+def test_algorithm_in_blocks_is_given_as_many_blocks_as_the_caller_or_the_model_says() -> None:
+    question = Question("broadcast", 8 << 20, 8, "tcp", algorithm="circulant_blocks")
+    link = LINKS["tcp"]
+    least = (2 * (8 << 20) * link.per_byte_s / (link.latency_s + link.overhead_s)) ** 0.5  # of (n + 2)(a + t / n)
+    for asked, blocks in (
+        (question, round(least)),
+        (replace(question, segment_nbytes=1 << 20), 8),
+        (replace(question, algorithm="circulant_blocks(segment_nbytes=2097152)", segment_nbytes=1 << 20), 4),
+        (replace(question, algorithm="circulant_blocks(blocks=3)", segment_nbytes=1 << 20), 3),
+        (replace(question, size=2), 1),
+        (replace(question, nbytes=0), 1),
+    ):
+        choice = choose(asked)
+        assert (dict(choice.params)["blocks"], choice.segments) == (blocks, 1)
+        assert choice.shown == f"circulant_blocks(blocks={blocks})"  # all ranks must agree on it
+
+
 def test_ring_over_shm_sends_blocks_that_fit_caches_whole() -> None:
     whole = LINKS["shm"].whole_nbytes
     ring = replace(ASKED, link="shm", size=4, algorithm="ring")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unisono.algorithms.catalogue.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.catalogue.host_crossing import Crossing
 from unisono.algorithms.catalogue.registry import candidates_of, check_variant, find
-from unisono.algorithms.catalogue.variants import ORDER, SEGMENT, Variant, parsed
+from unisono.algorithms.catalogue.variants import BLOCKS, ORDER, SEGMENT, Variant, parsed
 from unisono.algorithms.catalogue.vendors import NEEDS
 from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
 from unisono.algorithms.composition.phases import Composition, PhaseKind, total
@@ -36,6 +36,7 @@ from unisono.tuning.decide.model import (
     segments,
     shown,
     split,
+    usual_blocks,
     usual_segment_nbytes,
 )
 from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters, RoundCosts
@@ -146,6 +147,7 @@ class Candidate:
         algorithm: its name.
         predicted_s: its predicted seconds; None if it declares no cost.
         segments: the number of segments that it would use.
+        blocks: for an algorithm in blocks, the number of blocks that the tuner has chosen, else 0.
         refusal: the reason why it cannot run the call, as text; None if it can.
         phases: for a composition, the algorithm of each phase, by the parameter of the builder.
         measured_s: its seconds according to the decision table, or None.
@@ -161,6 +163,7 @@ class Candidate:
     measured_s: float | None = None
     params: tuple[tuple[str, Any], ...] = ()
     order: tuple[int, ...] = ()
+    blocks: int = 0
 
     @property
     def variant(self) -> str:
@@ -169,8 +172,13 @@ class Candidate:
 
     @property
     def in_order(self) -> str:
-        """The variant as it runs: with the order of ranks, unless that is the usual one."""
-        return str(Variant(self.algorithm, self.params).having(**{ORDER: self.order or dict(self.params).get(ORDER)}))
+        """The variant as it runs: with the order of ranks, unless that is the usual one, and the number of blocks."""
+        return str(Variant(self.algorithm, tuple({**dict(self.params), **self.chosen_params}.items())).having())
+
+    @property
+    def chosen_params(self) -> dict[str, Any]:
+        """The parameters that the tuner has chosen, without the algorithms of phases."""
+        return {name: value for name, value in ((BLOCKS, self.blocks), (ORDER, self.order)) if value}
 
 
 @record
@@ -281,8 +289,7 @@ def _explained(question: Question, state: TunerState, among: Sequence[Algorithm]
         refusals = "; ".join(f"{each.variant} {each.refusal}" for each in candidates if each.refusal)
         raise NoAlgorithmError(f"no algorithm carries out {question.collective} over {question.size} ranks: {refusals}")
     hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
-    order = {ORDER: best.order} if best.order else {}
-    params = tuple({**dict(hosts), **dict(best.phases), **order, **builder_params(best.params)}.items())
+    params = tuple({**dict(hosts), **dict(best.phases), **best.chosen_params, **builder_params(best.params)}.items())
     choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.in_order)
     return Explanation(question, tuple(candidates), choice, is_calibrated=bool(costs.far.step.nbytes))
 
@@ -307,7 +314,8 @@ def _fewest_rounds_first(candidates: Sequence[Candidate], question: Question) ->
 
     def key(number: int) -> tuple[float, int]:
         each = candidates[number]
-        cost = find(question.collective, each.algorithm).cost_of(question.size, dict(each.params))
+        params = {**dict(each.params), **each.chosen_params}
+        cost = find(question.collective, each.algorithm).cost_of(question.size, params)
         is_alike = candidate_key(each)[:2] == candidate_key(fastest)[:2] and (each.predicted_s or math.inf) <= most_s
         return cost.rounds if cost and is_alike else math.inf, number
 
@@ -488,6 +496,9 @@ def _candidate(
     """
     is_possible = is_named or (algorithm.chosen_far and costs.far.is_far)
     params = dict(variant_params)
+    blocks = 0
+    if algorithm.in_blocks and BLOCKS not in params:
+        params[BLOCKS] = blocks = _blocks(algorithm, question, costs, params)
     refusal = _refusal(algorithm, question, is_possible)
     if refusal is None and ORDER in params and not _may_be_reordered(question):
         refusal = "takes another order than that of ranks, which this call needs"
@@ -500,12 +511,26 @@ def _candidate(
         predicted *= _composed_factor(algorithm, question, costs, params)
     else:
         cost, predicted = None, None
-    usual_nbytes = usual_segment_nbytes(algorithm, cost, question.nbytes, costs.far)
-    parts = segments(algorithm, cost, question.nbytes, params.get(SEGMENT) or question.segment_nbytes or usual_nbytes)
+    parts = 1 if algorithm.in_blocks else _segments(algorithm, cost, question, costs, params)
     order: tuple[int, ...] = ()
     if costs.network is not None and refusal is None and predicted is not None:
         order, predicted = _over_network(algorithm, params, phases, question, costs.network, parts, predicted, limit_s)
-    return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params, order)
+    return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params, order, blocks)
+
+
+def _segments(
+    algorithm: Algorithm, cost: Cost | None, question: Question, costs: _Costs, params: Mapping[str, Any]
+) -> int:
+    """Return the number of segments: as many as the caller says, or as usual."""
+    usual_nbytes = usual_segment_nbytes(algorithm, cost, question.nbytes, costs.far)
+    return segments(algorithm, cost, question.nbytes, params.get(SEGMENT) or question.segment_nbytes or usual_nbytes)
+
+
+def _blocks(algorithm: Algorithm, question: Question, costs: _Costs, params: Mapping[str, Any]) -> int:
+    """Return the number of blocks of an algorithm in blocks: as many as the caller says, or those of the least time."""
+    if block_nbytes := params.get(SEGMENT) or question.segment_nbytes:
+        return segments(algorithm, None, question.nbytes, block_nbytes)
+    return usual_blocks(question.size, question.nbytes, costs.far)
 
 
 def _over_network(
@@ -566,10 +591,15 @@ def _predicted_s(
     )
     seconds = by_rounds_s(cost, question.nbytes, slower=costs.slower)
     calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
-    cost_there = algorithm.cost_of(rounds.ranks, {})
-    if calls is None or cost_there is None:
+    if calls is None:
         return seconds
-    return seconds * factor_at(calls, partial(by_rounds_s, cost_there), question.nbytes)
+
+    def predicted_there_s(nbytes: int) -> float:
+        usual = {BLOCKS: _blocks(algorithm, replace(question, nbytes=nbytes), costs, {})} if algorithm.in_blocks else {}
+        cost_there = algorithm.cost_of(rounds.ranks, usual)
+        return by_rounds_s(cost_there or cost, nbytes)
+
+    return seconds * factor_at(calls, predicted_there_s, question.nbytes)
 
 
 def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs, params: Mapping[str, Any]) -> float:

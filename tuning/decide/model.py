@@ -55,6 +55,7 @@ _COLD = 4  # the factor of a message's overhead, because the caches are cold
 _NEAREST_CACHE = 32 << 10
 
 _MOST_SEGMENTS = 4096
+_LEAST_MESSAGE_S = 1e-9
 
 # The rounding error of logarithms, where a number of rounds is a part of another.
 _ROUNDING = 1e-9
@@ -173,11 +174,29 @@ def shown(predicted_s: float | None) -> str:
 def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbytes: int) -> int:
     """Return the number of segments of `algorithm` if about `segment_nbytes` of a block travel at once.
 
-    With only one round the number is 1, because no next round could begin before the first has ended.
+    For an algorithm in blocks, this is the number of blocks. With only one round the number is 1, because no next round
+    could begin before the first has ended.
     """
+    if algorithm.in_blocks:
+        return _parts(nbytes, segment_nbytes)
     if cost is None or cost.rounds <= 1 or not algorithm.segmentable:
         return 1
-    return max(1, min(_MOST_SEGMENTS, math.ceil(_block_nbytes(cost, nbytes) / segment_nbytes)))
+    return _parts(_block_nbytes(cost, nbytes), segment_nbytes)
+
+
+def usual_blocks(size: int, nbytes: int, link: Link) -> int:
+    """Return the number of blocks with which an algorithm in blocks takes least time over a link.
+
+    Its n − 1 + L rounds, L = ⌈log2 p⌉, take (n − 1 + L)·(a + t / n): a is the latency and overhead of a message, and t
+    the time of the bytes of the vector. The least is at n = √((L − 1)·t / a).
+    """
+    message_s = max(_LEAST_MESSAGE_S, link.latency_s + link.overhead_s)
+    least = math.sqrt(max(0, (size - 1).bit_length() - 1) * _transfer_s(link, nbytes) / message_s)
+    return max(1, min(_MOST_SEGMENTS, round(least)))
+
+
+def _parts(nbytes: float, of_nbytes: int) -> int:
+    return max(1, min(_MOST_SEGMENTS, math.ceil(nbytes / of_nbytes)))
 
 
 def usual_segment_nbytes(algorithm: Algorithm, cost: Cost | None, nbytes: int, link: Link) -> int:

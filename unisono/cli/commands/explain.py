@@ -305,7 +305,7 @@ def _simulated(candidate: Candidate, question: Question, over: Topology) -> Cand
 
     try:
         hosts = {"hosts": question.hosts} if candidate.phases and question.hosts else {}
-        params = {**hosts, **dict(candidate.phases), **builder_params(candidate.params)}
+        params = {**hosts, **dict(candidate.phases), **candidate.chosen_params, **builder_params(candidate.params)}
         algorithm = find(question.collective, candidate.algorithm)
         seconds = simulate(algorithm, question.nbytes, over, segments=candidate.segments, params=params).seconds
     except (NoAlgorithmError, UsageError) as error:
