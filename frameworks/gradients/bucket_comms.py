@@ -180,7 +180,7 @@ class BucketComms:
         """Return the name of the algorithm that reduces a bucket of this size."""
         if self._form is None or not self.compresses(dtype):
             return self._comms[0].communicators[0].explain("allreduce", nbytes, dtype, self._op).choice.algorithm
-        return f"{self._compression} {', '.join(self._form.calls)}"
+        return f"{self._compression} {self._form.described(self._world.size)}"
 
     def predicted_s(self, nbytes: int, dtype: str) -> float:
         """Return the seconds that the tuner predicts for an uncompressed bucket of this size; 0 if it predicts none."""

@@ -32,7 +32,7 @@ from unisono.frameworks.gradients.blocks import CODECS, in_blocks
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.gradients.power_sgd import power_sgd
 from unisono.frameworks.gradients.stages import Flat, Floats, Stages
-from unisono.frameworks.gradients.top_k import top_k
+from unisono.frameworks.gradients.top_k import top_k, top_k_way
 from unisono.transports.reductions.wire_formats import from_wire, to_wire
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -59,6 +59,7 @@ class Compression(NamedTuple):
     Attributes:
         stages: ``stages(flat, **settings)`` returns the stages of a reduction.
         calls: the collectives of a reduction. Each has a communicator of its own.
+        way: ``way(ranks, **settings)`` returns a name for the exchange, if `calls` does not say it; else None.
         itemsize: the bytes of an element on the wire, about. Elements of narrower dtypes are not compressed.
         state: the kinds of state of each element.
         settings: the settings by name.
@@ -71,6 +72,11 @@ class Compression(NamedTuple):
     state: tuple[str, ...] = ("residuals",)
     settings: Mapping[str, Setting] = {}
     on_device: bool = False
+    way: Callable[..., str] | None = None
+
+    def described(self, ranks: int) -> str:
+        """Return the names of the exchanges of a reduction among so many ranks."""
+        return ", ".join(self.calls) if self.way is None else self.way(ranks)
 
 
 def check_compressible(gradients: Iterable[Gradient], compression: str) -> None:
@@ -129,6 +135,7 @@ COMPRESSIONS: Mapping[str, Compression] = {
             "momentum": Setting(0.0, 0.0, math.nextafter(1, 0)),
             "clip": Setting(math.inf, 1e-300, math.inf),
         },
+        way=top_k_way,
     ),
     "powersgd": Compression(
         power_sgd, ("allreduce", "allreduce"), 0.125, ("residuals", "bases"), {"rank": Setting(4, 1, 1 << 16)}
@@ -153,7 +160,8 @@ def compression_of(text: str) -> Compression:
         key, _, value = item.partition("=")
         values[key] = _number(text, row.settings.get(key), key, value, row.settings)
     state = tuple(kind for kind in row.state if kind != "velocities" or values["momentum"])
-    return row._replace(stages=partial(row.stages, **values), state=state)
+    way = None if row.way is None else partial(row.way, **values)
+    return row._replace(stages=partial(row.stages, **values), state=state, way=way)
 
 
 def _number(text: str, setting: Setting | None, key: str, value: str, settings: Mapping[str, Setting]) -> float:

@@ -29,7 +29,8 @@ from unisono.frameworks.gradients.stages import Flat, Floats, Stages
 from unisono.frameworks.pending import Pending
 from unisono.frameworks.sparse_sums import SparseSum
 
-_ENTRY_NBYTES = 8  # an index and an element
+_ELEMENT_NBYTES = 4
+_ENTRY_NBYTES = 4 + _ELEMENT_NBYTES  # an index and an element
 # A function that sends indices and elements, and one that adds up those of all ranks when these have arrived.
 _Exchange: TypeAlias = tuple[Callable[[Array, Array], Pending], Callable[[], None]]
 
@@ -59,7 +60,7 @@ def top_k(flat: Flat, *, ratio: float, momentum: float, clip: float) -> Stages:
     elements = sum(piece.stop - piece.start for piece in flat.pieces)
     count = max(1, math.ceil(ratio * elements)) if elements else 0
     # The ranks agree on `ratio`, and so on the way: calls of both on one communicator would have no order.
-    exchange = _summed if ratio * comm.size * _ENTRY_NBYTES > floats.x.itemsize else _gathered
+    exchange = _summed if _is_summed(comm.size, ratio) else _gathered
     send, add_up = exchange(flat, count, floats.x)
     limit = clip / math.sqrt(comm.size)
     weight = np.float32(comm.size if flat.op == "avg" else 1)
@@ -91,6 +92,16 @@ def top_k(flat: Flat, *, ratio: float, momentum: float, clip: float) -> Stages:
         floats.write_back()
 
     return Stages((start,), finish)
+
+
+def top_k_way(ranks: int, *, ratio: float, **_: float) -> str:
+    """Return the name of the exchange that carries the elements of so many ranks."""
+    return "sparse sum" if _is_summed(ranks, ratio) else "allgather"
+
+
+def _is_summed(ranks: int, ratio: float) -> bool:
+    """Return whether the elements of all ranks are more bytes than all elements of the sum, in float32."""
+    return ratio * ranks * _ENTRY_NBYTES > _ELEMENT_NBYTES
 
 
 def _gathered(flat: Flat, count: int, x: Array) -> _Exchange:

@@ -324,4 +324,6 @@ def test_each_compression_says_how_many_bytes_an_element_takes() -> None:
         nbytes = codec.nbytes(1000 * BLOCK) / (1000 * BLOCK)
         assert COMPRESSIONS[name].itemsize <= nbytes <= COMPRESSIONS[name].itemsize * 1.3
     assert compression_of("topk").state == ("residuals",)
+    assert [compression_of("topk:ratio=0.1").described(ranks) for ranks in (5, 6)] == ["allgather", "sparse sum"]
+    assert compression_of("int8").described(6) == "alltoall, allgather"
     assert compression_of("topk:momentum=0.9").state == ("residuals", "velocities")

@@ -688,6 +688,30 @@ def test_sparse_gradients_are_averaged(pool: Pool) -> None:
         torch.testing.assert_close(dense, expected)
 
 
+def sparse_tensors(hvd: Any) -> Any:
+    """Sum sparse tensors under names that each rank uses in another order; rank 2 has no elements."""
+    rank = hvd.rank()
+    places = torch.tensor([[rank, rank, 3], [0, 0, 1]])[:, : 3 * (rank < 2)]  # the first place occurs twice
+    matrix = torch.sparse_coo_tensor(places, torch.ones(places.shape[1]), (4, 2))
+    rows = torch.sparse_coo_tensor([[rank, 3]], torch.full((2, 2), 1 + rank), (4, 2))
+    calls = {"matrix": (matrix, hvd.Average), "rows": (rows, hvd.Sum)}
+    waits = {
+        name: hvd.sparse_allreduce_async(*[calls[name][0], name, calls[name][1]])
+        for name in sorted(calls)[:: -1 if rank else 1]
+    }
+    results = [hvd.synchronize(waits[name]) for name in sorted(waits)]
+    other = hvd.sparse_allreduce_async(torch.sparse_coo_tensor(size=(2, 4) if rank else (4, 2)), "other", hvd.Sum)
+    return [each.to_dense().tolist() for each in results], results[0]._nnz(), results[1].dtype, error_of(other)
+
+
+def test_sparse_tensors_are_added_up_in_any_order_of_names(pool: Pool) -> None:
+    third = 1 / 3
+    for (matrix, rows), places, dtype, (kind, text) in on_ranks(pool, sparse_tensors):
+        torch.testing.assert_close(matrix, [[2 * third, 0.0], [2 * third, 0.0], [0.0, 0.0], [0.0, 2 * third]])
+        assert (rows, places, dtype) == ([[1, 1], [2, 2], [3, 3], [6, 6]], 3, torch.int64)
+        assert (kind, "use one name for one array" in text) == (NameMismatchError.__name__, True)
+
+
 def sparse_gradient_of_rank_0(hvd: Any) -> Any:
     table = torch.nn.Embedding(4, 2, sparse=True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), 1.0), table.named_parameters())

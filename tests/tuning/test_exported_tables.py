@@ -182,6 +182,24 @@ def test_table_of_two_links_needs_one(tmp_path: Path) -> None:
     assert result.exit_code == 0
 
 
+def test_commands_on_files_keep_algorithms_that_this_process_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = Context("m", "allreduce", "shm", "plain", 4, 4, "host")
+    ranges = (Range(0, 4096, "imported_mine"), Range(4096, None, "ring"))
+    times = {"imported_mine": (1e-6, 9e-6), "ring": (2e-6, 8e-6)}
+    path, both = tmp_path / "table.json", tmp_path / "both.json"
+    path.write_text(dumped(to_json(Table({context: Decision(ranges, (8, 4096), times)}))))
+    assert main(["export", str(path), "--to", "openmpi"]) == 0
+    out, err = capsys.readouterr()
+    assert "from 0 B: imported_mine is left out, because Open MPI has no such algorithm" in err
+    assert ("4096 4 0 0\n" in out, "ignored" in err) == (True, False)
+    assert main(["tune", "merge", str(path), "--out", str(both)]) == 0
+    assert main(["tune", "diff", str(path), str(both)]) == 1  # the boundary is interpolated
+    assert main(["tune", "show", str(both)]) == 0
+    assert "imported_mine" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

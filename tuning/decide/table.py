@@ -24,7 +24,7 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -352,8 +352,8 @@ def _dumped_decision(decision: Mapping[str, Any]) -> str:
     return f'  {{{head},\n  "ranges": [\n{ranges}],\n  "sizes": {sizes},\n  "times_us": {{\n{times}}}}}'
 
 
-def loaded(path: Path) -> Table:
-    """Return the table in a file.
+def loaded(path: Path, *, is_used_here: bool = True) -> Table:
+    """Return the table in a file. If it `is_used_here`, without algorithms that this process does not know.
 
     Raises:
         UsageError: the file cannot be read, or is not a valid table; says where and what to do.
@@ -362,11 +362,11 @@ def loaded(path: Path) -> Table:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the table {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return from_text(text, str(path))
+    return from_text(text, str(path), is_used_here=is_used_here)
 
 
-def from_text(text: str, name: str) -> Table:
-    """Return the table in the text of a file with this `name`; raises as `loaded` does."""
+def from_text(text: str, name: str, *, is_used_here: bool = True) -> Table:
+    """Return the table in the text of a file with this `name`; otherwise as `loaded` does."""
     try:
         content = parsed_json(text)
     except ValueError as error:
@@ -382,7 +382,7 @@ def from_text(text: str, name: str) -> Table:
     decisions: dict[Context, Decision] = {}
     for number, entry in enumerate(content["decisions"], start=1):
         try:
-            context, decision = _read_decision(entry, number)
+            context, decision = _read_decision(entry, number, _is_known if is_used_here else _is_variant)
             if context in decisions:
                 raise ValueError(f"decision {number} is for the same calls as an earlier one: remove one of the two")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -402,7 +402,9 @@ def _reason(error: Exception, number: int) -> str:
     return f"decision {number}: {lack}"
 
 
-def _read_decision(entry: Mapping[str, Any], number: int) -> tuple[Context, Decision]:
+def _read_decision(
+    entry: Mapping[str, Any], number: int, is_kept: Callable[[Context, str, str], bool]
+) -> tuple[Context, Decision]:
     context = Context(**{field: entry[field] for field in Context._fields})
     for field, value in context._asdict().items():
         if not (type(value) is int and 0 < value <= MOST if field in _NUMBERS else type(value) is str):
@@ -413,12 +415,12 @@ def _read_decision(entry: Mapping[str, Any], number: int) -> tuple[Context, Deci
     sizes = tuple(entry["sizes"])
     if list(sizes) != sorted(set(sizes)) or not all(type(nbytes) is int and 0 <= nbytes <= MOST for nbytes in sizes):
         raise ValueError(f"{where}: sizes must be ascending numbers of bytes")
-    times_us = {variant: times for variant, times in entry["times_us"].items() if _is_known(context, variant, where)}
+    times_us = {variant: times for variant, times in entry["times_us"].items() if is_kept(context, variant, where)}
     for variant, times in times_us.items():
         if len(times) != len(sizes) or not all(each is None or LEAST_S <= each / 1e6 <= MOST_S for each in times):
             raise ValueError(f"{where}: the times of {variant} must be a positive number or null for each size")
     times_s = {variant: tuple(None if us is None else us / 1e6 for us in times) for variant, times in times_us.items()}
-    existing = tuple(each for each in ranges if _is_known(context, each.variant, where))
+    existing = tuple(each for each in ranges if is_kept(context, each.variant, where))
     reach = entry.get("reach")
     if reach is not None and not (type(reach) is int and 0 < reach <= MOST):
         raise ValueError(f"{where}: reach must be a positive integer, not {reach!r}")
@@ -454,6 +456,14 @@ def _is_known(context: Context, variant: str, where: str) -> bool:
         _reported.add(reason)
         _log.warning("%s of a table is ignored: %s", where, reason)
     return False
+
+
+def _is_variant(context: Context, variant: str, where: str) -> bool:
+    """Return whether a text is written as a variant, of an algorithm that may be unknown; if not, log a warning."""
+    try:
+        return bool(parsed(variant))
+    except (TypeError, ValueError):
+        return _is_known(context, variant, where)
 
 
 def differences(first: Table, second: Table) -> list[str]:

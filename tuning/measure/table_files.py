@@ -71,7 +71,7 @@ def measurements_of(path: Path) -> list[Measurement]:
     log = log_of(path)
     if log.exists() or path == log:
         return MeasurementStore(log).read()
-    table = loaded(path)
+    table = loaded(path, is_used_here=False)
     if any(decision.ranges and not decision.sizes for decision in table.decisions.values()):
         raise UsageError(f"the table {path} has decisions without times, which cannot be merged: measure them instead")
     return [

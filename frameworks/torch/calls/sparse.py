@@ -72,18 +72,18 @@ def _start(sums: SparseSums, own: Any, *, wait: bool) -> tuple[SparseSum, Callab
     """
     shape = tuple(own.shape[: own.sparse_dim()])
     values = array_of(own.values().resolve_conj().resolve_neg())
-    started = sums.start(_flat(array_of(own.indices()), shape), values, prod(shape), wait=wait)
+    started = sums.start(flat_indices(array_of(own.indices()), shape), values, prod(shape), wait=wait)
 
     def total() -> Any:
         indices, values = started.result()
-        coordinates = torch.from_numpy(_coordinates(indices, shape)).to(own.device)
+        coordinates = torch.from_numpy(coordinates_of(indices, shape)).to(own.device)
         rows = tensor_of(values).to(own.device)
         return torch.sparse_coo_tensor(coordinates, rows, own.shape, is_coalesced=True, check_invariants=False)
 
     return started, total
 
 
-def _flat(coordinates: Array, shape: tuple[int, ...]) -> Array:
+def flat_indices(coordinates: Array, shape: tuple[int, ...]) -> Array:
     """Return the indices in C order of elements by their coordinates, one row for each axis."""
     indices = np.zeros(coordinates.shape[1], np.int64)
     for length, along in zip(shape, coordinates, strict=True):
@@ -91,7 +91,7 @@ def _flat(coordinates: Array, shape: tuple[int, ...]) -> Array:
     return indices
 
 
-def _coordinates(indices: Array, shape: tuple[int, ...]) -> Array:
+def coordinates_of(indices: Array, shape: tuple[int, ...]) -> Array:
     """Return the coordinates of elements by their indices in C order."""
     coordinates = np.empty((len(shape), indices.size), np.int64)
     for axis in reversed(range(len(shape))):

@@ -70,8 +70,8 @@ def command(
     lengths and no reads of peers' memory: such algorithms are refused.
 
     TABLE is a file of `unisono tune`. --to nccl, openmpi, ucc or mpich writes its choices for that
-    library. Algorithms that the library does not have are left out and named. MPICH needs --base,
-    because its file must cover all collectives.
+    library. Algorithms that the library does not have, such as schedules of others, are left out and
+    named. MPICH needs --base, because its file must cover all collectives.
 
     For example: unisono export allreduce rabenseifner -n 8 --out rabenseifner.xml
 
@@ -112,7 +112,7 @@ def _table(path: Path, form: str, link: str | None, machine: str | None, protoco
     """Return the decisions of a table in the format of a library; name those that are left out."""
     if form == "mpich" and base is None:
         raise UsageError("--to mpich needs --base, the generic.json or the libmpi.so of your MPICH")
-    rules, omissions = rules_of(loaded(path), _TABLES[form], link=link, machine=machine)
+    rules, omissions = rules_of(loaded(path, is_used_here=False), _TABLES[form], link=link, machine=machine)
     for omission in omissions:
         tell(str(omission))
     if not rules:

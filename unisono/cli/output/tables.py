@@ -76,7 +76,7 @@ _TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @load_option
 def show(path: Path) -> None:
     """Show the decisions of a table."""
-    console().print(shown_table(loaded(path)))
+    console().print(shown_table(loaded(path, is_used_here=False)))
 
 
 @click.command("merge")
@@ -102,7 +102,7 @@ def merge(paths: tuple[Path, ...], out: Path) -> None:
 @load_option
 def diff(first: Path, second: Path) -> int:
     """Show where two tables choose differently. The exit code is 1 if they do."""
-    lines = differences(loaded(first), loaded(second))
+    lines = differences(loaded(first, is_used_here=False), loaded(second, is_used_here=False))
     for line in lines:
         click.echo(line)
     return 1 if lines else 0

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono import Work
 from unisono.compat.horovod.errors import HorovodInternalError
 from unisono.compat.horovod.requests import ReadyCall
 from unisono.errors import UnisonoError
+from unisono.frameworks.pending import Pending
 
 
 class StartedCall:
@@ -18,7 +18,8 @@ class StartedCall:
     Args:
         request: the call, as the other ranks see it.
         arrays: the arrays of the call, contiguous and in memory that a communicator takes. A reduction and a broadcast
-            overwrite them. The function to run, for a request of the kind "together".
+            overwrite them. The function to run, for a request of the kind "together", and for one of the kind
+            "sparse_allreduce", where it starts the sum.
         finish: makes the result of the caller from the arrays that the communicator returned. It is called once, in the
             thread that waits first.
 
@@ -34,14 +35,14 @@ class StartedCall:
         self.arrays = list(arrays)
         self.explain: Callable[[UnisonoError], HorovodInternalError] = as_internal
         self._finish: Callable[[Any], Any] | None = finish
-        self._works: Sequence[Work[Any]] = ()
+        self._works: Sequence[Pending] = ()
         self._pick: Callable[[list[Any]], Any] = lambda results: results
         self._result: Any = None
         self._error: Exception | None = None
         self._has_started = threading.Event()
         self._lock = threading.Lock()  # of the result, because several threads may wait
 
-    def start(self, works: Sequence[Work[Any]], pick: Callable[[list[Any]], Any] = lambda results: results) -> None:
+    def start(self, works: Sequence[Pending], pick: Callable[[list[Any]], Any] = lambda results: results) -> None:
         """Note that the call has been made: its arrays are ``pick([work.wait() for work in works])``."""
         self._works, self._pick = works, pick
         self._has_started.set()

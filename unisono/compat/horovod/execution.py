@@ -134,6 +134,13 @@ def _together(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str,
     entry.start((), lambda _: result)
 
 
+def _sparse_allreduce(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
+    entry = entries[batch[0].request.key]
+    (start,) = entry.arrays
+    total = start()
+    entry.start([total], lambda _: total.result())
+
+
 def _reducer(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, StartedCall]) -> None:
     for entry in entries.values():  # none, if this rank has joined
         entry.start(())
@@ -168,6 +175,7 @@ _BY_KIND: Mapping[str, _Run] = {
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
     "barrier": _barrier,
+    "sparse_allreduce": _sparse_allreduce,
     "together": _together,
     "reducer": _reducer,
     "broadcast_object": _broadcast_object,

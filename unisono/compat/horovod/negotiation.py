@@ -49,6 +49,7 @@ from unisono.compat.horovod.requests import Answer, ReadyCall, decode_answers, d
 from unisono.compat.horovod.settings import Settings
 from unisono.errors import AbortedError, InternalError, UnisonoError
 from unisono.foundation import log
+from unisono.frameworks.sparse_sums import SparseSums
 
 _log = log.get("horovod")
 
@@ -75,6 +76,7 @@ class Negotiator:
 
     Attributes:
         comm: the argument, for further communicators of these ranks.
+        sparse_sums: the sums of sparse tensors, which are started in the order of calls.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Negotiator:
         self._on_event, self._open_reducer, self._steps_in_progress = on_event, open_reducer, steps
         self._announces = False  # whether a rank has joined, and must hear of the steps of the others
         self._control, self._data = comm.dup(), comm.dup()
+        self.sparse_sums = SparseSums(comm)
         self._condition = threading.Condition()  # of the attributes below
         self._outbox: list[ReadyCall] = []
         self._waiting: dict[str, StartedCall] = {}  # by key, the calls without an answer

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 # The kinds of calls whose result depends on every rank. A rank that has joined cannot take part in them.
 NEEDS_EVERY_RANK = (
     *("allgather", "alltoall", "broadcast", "reducescatter", "barrier"),
-    *("together", "broadcast_object", "allgather_object"),
+    *("sparse_allreduce", "together", "broadcast_object", "allgather_object"),
 )
 
 
@@ -20,7 +20,7 @@ class ReadyCall(NamedTuple):
     """A call that a rank is ready to make.
 
     Attributes:
-        kind: the collective, or one of "join", "step", "together", "reducer", "broadcast_object",
+        kind: the collective, or one of "sparse_allreduce", "join", "step", "together", "reducer", "broadcast_object",
             "allgather_object" and "leave". Rank 0 also answers "joined".
         name: the name under which ranks match the call.
         arrays: dtype and shape of each array of the call.
@@ -28,7 +28,8 @@ class ReadyCall(NamedTuple):
         root: the rank whose array is broadcast; -1 if there is none.
         scales: the factors before and after the reduction.
         device: the kind of device of the arrays, such as "cpu".
-        splits: for an alltoall, how many rows each rank gets; empty for equal parts.
+        splits: for an alltoall, how many rows each rank gets; empty for equal parts. For a sparse allreduce, the number
+            of sparse dimensions.
         stalls_seen: how many answers about stalled names the rank had got when it asked.
     """
 

@@ -16,8 +16,10 @@ Calls without a name match in the order in which ranks make them. They raise the
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ from unisono.compat.horovod.negotiation import Negotiator
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.requests import ReadyCall
 from unisono.compat.horovod.torch.staging import Buffer, array_of, check, read_only, request, scale, tensor_of
+from unisono.frameworks.torch.calls.sparse import coordinates_of, flat_indices
 
 
 class _Handle(NamedTuple):
@@ -198,26 +201,31 @@ def sparse_allreduce_async(
 ) -> Callable[[], Any]:
     """Start the sum or average of sparse tensors; return a function that waits for it and returns a sparse tensor.
 
-    The ranks gather their indices and values, so an index may occur several times in the result: `coalesce` adds these.
+    Elements at the same place are added up on the way, so each place occurs once in the result.
     """
     chosen = op_of(op)
     if chosen not in DIFFERENTIABLE:
         raise ArgumentError(f"sparse tensors can be averaged and summed, and not by {chosen}")
     if not isinstance(tensor, torch.Tensor) or not tensor.is_sparse:
         raise ArgumentError("sparse_allreduce_async takes a sparse tensor: use allreduce_async for others")
-    calls = calls_of(process_set)
-    base = named(calls, "sparse_allreduce", name)
-    # The handles of other calls are forgotten by their tensors, so these handles are kept by the function.
-    rows = allgather_async(tensor._indices().t().contiguous(), f"{base}.indices", process_set)
-    values = allgather_async(tensor._values(), f"{base}.values", process_set)
+    calls, own = calls_of(process_set), tensor.detach().coalesce()
+    dimensions = own.sparse_dim()
+    shape = tuple(own.shape[:dimensions])
+    coordinates, memory = read_only(own.indices()), read_only(own.values())
+    places = flat_indices(array_of(coordinates), shape)
 
-    def wait() -> Any:
-        all_rows, all_values = synchronize(rows), synchronize(values)
+    def finish(total: Any) -> Any:
+        indices, rows = total
+        values = tensor_of(rows, memory).to(own.device)
         if chosen == "avg":
-            all_values = all_values / calls.comm.size
-        return torch.sparse_coo_tensor(all_rows.t(), all_values, tensor.size())
+            values = values / calls.comm.size
+        places = torch.from_numpy(coordinates_of(indices, shape)).to(own.device)
+        return torch.sparse_coo_tensor(places, values, own.shape, is_coalesced=True, check_invariants=False)
 
-    return wait
+    start = partial(calls.sparse_sums.start, places, array_of(memory), math.prod(shape), wait=False)
+    asked = request("sparse_allreduce", named(calls, "sparse_allreduce", name), [own], op=chosen, splits=(dimensions,))
+    # The handles of other calls are forgotten by their tensors, so this handle is kept by the function.
+    return partial(synchronize, _start(calls, asked, [start], finish))
 
 
 # --- allgather ------------------------------------------------------------------------------------------------------
