@@ -232,7 +232,10 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
         layout = self._host_layout.of(members)
         hosts = [next(n for n, ranks in enumerate(self.hosts) if members[host[0]] in ranks) for host in layout.hosts]
         tuner_state = self.tuner_state.among(hosts)
-        return self._make_child(make, self._executor.subgroup(members), layout, self._options, tuner_state)
+        child = self._make_child(make, self._executor.subgroup(members), layout, self._options, tuner_state)
+        if self._checker.trials is not None and 0 in child.world_ranks and child.size > 1:
+            child._try_algorithms()
+        return child
 
     def _child(self, executor: Executor, host_layout: HostLayout, options: Options) -> Communicator:
         """Return a communicator of the same ranks over `executor` that is closed together with this one."""
@@ -524,7 +527,7 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
 
     def _close(self) -> None:
         try:
-            if self._checker.trials is not None and self.rank == 0:
+            if self._checker.trials is not None and self.world_ranks[self.rank] == 0:
                 self._checker.trials.write(self._options.tune)
             if self._options.stats:
                 self._report_statistics(self._options.stats)

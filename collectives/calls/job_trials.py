@@ -1,7 +1,8 @@
 """Tries algorithms in the calls of a running job: the option `tune`. Rank 0 writes the times as a decision table.
 
-Used by: `checking`, which wraps the calls that it has checked, and `init`, which makes it for the communicator of all
-ranks.
+Used by: `checking`, which wraps the calls that it has checked, and `Communicator` and `init`, which make it for each
+communicator of which rank 0 of the job is a member. That rank writes the times of all of them. The communicators
+without it, such as the other rows of a grid, most often make the same calls.
 
 Theory of operation
 -------------------
@@ -10,7 +11,14 @@ that wait for their end, runs the turns, and lets the ranks agree on their facts
 
 Between two turns, the call cache serves calls without Python, and counts them (`PacedCache`). Then it serves none, so
 the next call comes here on every rank. All ranks count the same, whether the cache, a method or a persistent call makes
-a call. Calls that are only started are not counted, because a rank that agreed there would have to wait.
+a call. The communicators of a rank have nothing in common, neither counts nor budgets.
+
+Calls that are only started are not counted. The ranks can agree on the time of such a call when it has ended, and this
+is no moment that they share: one rank waits at once, and another one starts 20 more calls before. An agreement there
+must wait for the others, and a program may be right only because starting waits for nobody. For example, rank 0 starts
+20 calls, and then sends the message for which rank 1 waits before it starts its calls. An agreement at the tenth call
+would wait for ever. A turn whose time is agreed on at the next call that waits for its end would be safe. It was not
+built, because the programs that would gain, such as trainers, only start calls.
 
 After a turn the ranks exchange its facts by an allreduce of a few integers on the same communicator, right behind the
 call. All of them are there, because they make the same calls in the same order. A rank notes facts only when the
@@ -23,6 +31,7 @@ that would be a `MismatchError`, and no wrong result.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -47,6 +56,8 @@ from unisono.tuning.decide.choice import Question
 from unisono.tuning.measure.job_tuning import JobTuning, agreed_facts, facts_of_rank
 
 _log = log.get("tuning")
+
+_writing = threading.Lock()  # of the table, because threads may close communicators
 
 # The algorithm of the exchange, which the tuner cannot change.
 _EXCHANGE = "recursive_doubling"
@@ -114,13 +125,14 @@ class JobTrials:
         path = Path(table)
         store = MeasurementStore(log_of(path))
         try:
-            before = store.read() if store.path.exists() else []
-            measurements = self._tuning.measurements({**about, "trial": True}, before)
-            if measurements:
-                store.append(measurements)
-                compile_table(path, store.read(), __version__)
-            else:
-                _log.info("the trials are too few to be sure of, so %s stays as it is", path)
+            with _writing:
+                before = store.read() if store.path.exists() else []
+                measurements = self._tuning.measurements({**about, "trial": True}, before)
+                if measurements:
+                    store.append(measurements)
+                    compile_table(path, store.read(), __version__)
+                else:
+                    _log.info("the trials are too few to be sure of, so %s stays as it is", path)
         except UsageError as error:
             _log.warning("%s", error.message)
 

@@ -93,6 +93,28 @@ def calls_until_sure(world: un.Communicator, is_eager: bool = True) -> list[tupl
     return sorted((call.algorithm, call.calls) for call in of_size)
 
 
+def calls_of_halves(world: un.Communicator) -> tuple[str, list[tuple[str, int]]]:
+    """Make calls on the halves of the ranks, one of which has rank 0; return the cache of the half and its calls."""
+    eager()
+    half = world.split(world.rank % 2)
+    calls = calls_until_sure(half) if world.rank % 2 == 0 else []
+    for _ in range(50):
+        assert half.allreduce(np.ones(1)) == 2
+        assert world.allreduce(np.ones(1)) == 4  # on the same ranks, with turns of its own
+    return type(half._cache).__name__, calls
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_communicators_with_rank_0_are_tried_and_others_are_not(slow: Callable[..., un.Options], link: str) -> None:
+    options = slow(2, link)
+    even, odd, *others = un.launch(calls_of_halves, 4, options=options, timeout_s=DEADLINE_S)
+    assert others == [even, odd]
+    assert (even[0], odd) == ("PacedCache", ("CallCache", []))
+    assert len(even[1]) > 2
+    ranks = {context.ranks for context in loaded(Path(options.tune)).decisions}
+    assert 2 in ranks
+
+
 def chosen(world: un.Communicator) -> list[tuple[str, str]]:
     choices = [world.explain("allreduce", nbytes, "float64").choice for nbytes in (32, 1 << 20)]
     return [(choice.algorithm, choice.tier) for choice in choices]
@@ -204,7 +226,7 @@ def caches(world: un.Communicator) -> list[type]:
 def test_without_the_option_the_call_cache_is_the_native_one(tmp_path: Path) -> None:
     assert un.launch(caches, 2, timeout_s=DEADLINE_S) == [[_core.CallCache, _core.CallCache]] * 2
     options = un.Options(tune=str(tmp_path / "table.json"))
-    assert un.launch(caches, 2, options=options, timeout_s=DEADLINE_S) == [[_core.PacedCache, _core.CallCache]] * 2
+    assert un.launch(caches, 2, options=options, timeout_s=DEADLINE_S) == [[_core.PacedCache, _core.PacedCache]] * 2
 
 
 def call_for_ever(world: un.Communicator, say: Callable[[Any], None]) -> None:
