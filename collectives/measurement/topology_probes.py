@@ -2,9 +2,10 @@
 
 Theory of operation. The first ranks of all pairs of hosts exchange a short and a long message, in turns in which each
 host is in one pair. From these distances, all ranks compute the same groups of hosts (`tuning.measure.host_groups`).
-Each level then has its link calibrated, as `link_probes` does: between two ranks of a host; between the ranks of two
-hosts of a group, for the level above the hosts; and between the first ranks of the hosts of two groups, for the levels
-above these. All pairs of ranks exchange messages at once, which shows how many the way out of a host or group carries.
+They visit the pairs again until two halves of the visits show the same groups, or give up and say so. Each level then
+has its link calibrated, as `link_probes` does: between two ranks of a host; between the ranks of two hosts of a group,
+for the level above the hosts; and between the first ranks of the hosts of two groups, for the levels above these. All
+pairs of ranks exchange messages at once, which shows how many the way out of a host or group carries.
 
 Used by: ``unisono calibrate topology``.
 """
@@ -25,15 +26,21 @@ from unisono.errors import UsageError
 from unisono.tuning.machine.parameters import NETWORK, PRIORS, Parameters
 from unisono.tuning.machine.topology import Level
 from unisono.tuning.machine.topology_files import Description
-from unisono.tuning.measure.host_groups import Groups, levels_of_hosts, pairs_between_parts, sizes_and_places, turns
+from unisono.tuning.measure.host_groups import (
+    Groups,
+    levels_of_visits,
+    pairs_between_parts,
+    sizes_and_places,
+    turns,
+)
 
 # More hosts take minutes, and show no more levels.
 _MOST_HOSTS = 256
 _SHORT_NBYTES, _LONG_NBYTES = 8, 1 << 20
 _DTYPE = "float32"
 # The time for each message size of a pair of hosts at a visit. All pairs are visited several times, so that other work
-# on the hosts does not disturb all visits of a pair.
-_DISTANCE_S, _VISITS = 0.03, 3
+# on the hosts does not disturb all visits of a pair: so often at first, and at most.
+_DISTANCE_S, _VISITS, _MOST_VISITS = 0.03, 4, 24
 
 Ranks = Sequence[Sequence[int]]
 
@@ -47,7 +54,14 @@ class _LevelProbe(NamedTuple):
     size: int
 
 
-def topology_measured(comm: Communicator, name: str, *, short: bool) -> Description:
+class MeasuredTopology(NamedTuple):
+    """The levels of a job, and the reason why its hosts are in no groups; "" if the groups are sure."""
+
+    description: Description
+    doubt: str
+
+
+def topology_measured(comm: Communicator, name: str, *, short: bool) -> MeasuredTopology:
     """Return the levels of the job, which has a `name`. All ranks of `comm` call this; the results are equal.
 
     Raises:
@@ -59,7 +73,7 @@ def topology_measured(comm: Communicator, name: str, *, short: bool) -> Descript
     hosts = [ranks_of(host) for host in question.hosts] or [tuple(range(comm.size))]
     if len(hosts) > _MOST_HOSTS:
         raise UsageError(f"the job has {len(hosts)} hosts: measure at most {_MOST_HOSTS}, which show all levels")
-    groups = levels_of_hosts(*_distances(comm, hosts)) if len(hosts) > 1 else ()
+    groups, doubt = _levels_of_hosts(comm, hosts) if len(hosts) > 1 else ((), "")
     sizes, places = sizes_and_places(groups) if groups else ((), ())
     largest = max(hosts, key=len)
     inside = question.inside if groups else question.link
@@ -69,11 +83,31 @@ def topology_measured(comm: Communicator, name: str, *, short: bool) -> Descript
         parameters = _measured(comm, parameters, probe, short=short)
     levels = [_level(probe, parameters, is_outermost=probe is probes[-1]) for probe in probes]
     is_far = any(level.link.is_far for level in levels)
-    return Description(name, tuple(levels), parameters.reduce[_DTYPE], parameters.copy, is_far, places)
+    reduce, copy = parameters.reduce[_DTYPE], parameters.copy
+    return MeasuredTopology(Description(name, tuple(levels), reduce, copy, is_far, places), doubt)
 
 
-def _distances(comm: Communicator, hosts: Ranks) -> list[list[list[float]]]:
-    """Return the seconds of a short message, and of each further byte of a long one, between each two hosts."""
+def _levels_of_hosts(comm: Communicator, hosts: Ranks) -> tuple[tuple[Groups, ...], str]:
+    """Return the groups of hosts of each level, and "" or the reason why there is only one level."""
+    visits = _distances(comm, hosts)
+    while (levels := levels_of_visits(visits[:, 0].tolist(), visits[:, 1].tolist())) is None:
+        if len(visits) >= _MOST_VISITS:
+            latencies_us = visits[:, 0].min(axis=0)[np.triu_indices(len(hosts), 1)] * 1e6
+            doubt = (
+                f"the hosts are in no groups, because two halves of {len(visits)} measurements of their distances show "
+                f"different ones (least latencies: {latencies_us.min():.0f} to {latencies_us.max():.0f} µs): measure "
+                "again while the hosts do no other work"
+            )
+            return (((*range(len(hosts)),),),), doubt
+        visits = np.concatenate([visits, _distances(comm, hosts)])
+    return levels, ""
+
+
+def _distances(comm: Communicator, hosts: Ranks) -> npt.NDArray[np.float64]:
+    """Return the seconds of a short message, and of each further byte of a long one, between each two hosts.
+
+    They have the shape (visits, 2, hosts, hosts), and are the same on all ranks.
+    """
     times = np.zeros((_VISITS, 2, len(hosts), len(hosts)))
     for visit, pairs in product(range(_VISITS), turns(len(hosts))):
         for pair in pairs:
@@ -82,8 +116,7 @@ def _distances(comm: Communicator, hosts: Ranks) -> list[list[list[float]]]:
                 with comm.subgroup(ranks) as both:
                     times[visit, :, pair[0], pair[1]] = _distance(both)
         comm.barrier()
-    times = comm.allreduce(np.maximum(times, times.transpose(0, 1, 3, 2)), "max")
-    result: list[list[list[float]]] = times.min(axis=0).tolist()
+    result: npt.NDArray[np.float64] = comm.allreduce(np.maximum(times, times.transpose(0, 1, 3, 2)), "max")
     return result
 
 

@@ -9,7 +9,14 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from unisono.tuning.measure.host_groups import levels_of_hosts, pairs_between_parts, sizes_and_places, turns
+from unisono.tuning.measure.host_groups import (
+    least,
+    levels_of_hosts,
+    levels_of_visits,
+    pairs_between_parts,
+    sizes_and_places,
+    turns,
+)
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 EQUAL = [[1.0] * 6 for _ in range(6)]
@@ -49,6 +56,29 @@ def test_bandwidths_do_not_hide_the_levels_that_latencies_show() -> None:
     latency_s = distances([0, 1, 2, 3], [1e-3, 1e-2], [2], Random(1))
     per_byte_s = [[0.0, 6.0, 1.0, 9.0], [6.0, 0.0, 9.0, 1.0], [1.0, 9.0, 0.0, 3.0], [9.0, 1.0, 3.0, 0.0]]
     assert levels_of_hosts(latency_s, per_byte_s) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+
+
+@bounded
+@given(seed=st.integers(0, 1000), disturbed=st.floats(0, 0.5))
+def test_groups_by_disturbed_visits_are_right_or_not_given(seed: int, disturbed: float) -> None:
+    noise = Random(seed)
+    quiet = distances([0, 1, 2, 3, 4, 5], [1e-3, 1e-2], [3], Random(1))
+    visits = []
+    for _ in range(24):
+        visit = [[d * (noise.uniform(2, 30) if noise.random() < disturbed else 1) for d in row] for row in quiet]
+        visits.append([[min(visit[i][j], visit[j][i]) for j in range(6)] for i in range(6)])
+    assert least(visits) == quiet
+    equal = [EQUAL] * 24
+    assert levels_of_visits(visits, equal) in (None, levels_of_hosts(quiet, EQUAL))
+
+
+def test_halves_of_visits_that_show_other_groups_are_no_groups() -> None:
+    near = [[0.0, 1.0, 9.0], [1.0, 0.0, 9.0], [9.0, 9.0, 0.0]]
+    disturbed = [[0.0, 9.0, 9.0], [9.0, 0.0, 9.0], [9.0, 9.0, 0.0]]
+    equal = [[1.0] * 3 for _ in range(3)]
+    assert levels_of_visits([near, disturbed], [equal] * 2) is None
+    assert levels_of_visits([near, disturbed, near, disturbed], [equal] * 4) is None
+    assert levels_of_visits([near, disturbed, disturbed, near], [equal] * 4) == levels_of_hosts(near, equal)
 
 
 def test_hosts_at_equal_distances_have_one_level() -> None:

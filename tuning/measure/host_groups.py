@@ -8,6 +8,10 @@ work on the hosts disturbs bandwidths more, and would hide the levels that laten
 
 Example: two hosts in each of two cities have latencies of 1 ms, 1 ms and, four times, 25 ms. The hosts of a city are a
 group.
+
+Other work on the hosts can only make a message slower, so the least time of several visits of a pair counts. A pair may
+still have been disturbed at each visit. So two halves of the visits must show the same groups, each by its own least
+times. If they do not, the difference between near and far is within the noise, and nothing is said about groups.
 """
 
 from __future__ import annotations
@@ -22,6 +26,23 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 # Noise stays below this factor, and so do the hops of a small network, which need no level.
 _APART = 2.0
+
+
+def least(visits: Sequence[Matrix]) -> list[list[float]]:
+    """Return the least value of several visits for each two hosts."""
+    return [[min(values) for values in zip(*rows, strict=True)] for rows in zip(*visits, strict=True)]
+
+
+def levels_of_visits(latency_s: Sequence[Matrix], per_byte_s: Sequence[Matrix]) -> tuple[Groups, ...] | None:
+    """Return the groups of each level by the least times of all visits; None if half of the visits shows others.
+
+    Args:
+        latency_s: for each of at least two visits, the seconds of a short message between each two hosts.
+        per_byte_s: the seconds of each further byte, likewise.
+    """
+    parts = (slice(None), slice(0, None, 2), slice(1, None, 2))
+    shown = {levels_of_hosts(least(latency_s[part]), least(per_byte_s[part])) for part in parts}
+    return shown.pop() if len(shown) == 1 else None
 
 
 def levels_of_hosts(latency_s: Matrix, per_byte_s: Matrix) -> tuple[Groups, ...]:

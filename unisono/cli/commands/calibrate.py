@@ -288,7 +288,8 @@ def topology(file: Path, short: bool) -> None:
     Start it as a job, such as: srun unisono calibrate topology machine.toml
 
     Hosts that are near each other by their latencies and bandwidths become a level. `unisono simulate` and `unisono
-    place` read the file, which is JSON if its name ends in .json, and else TOML. Rank 0 writes it.
+    place` read the file, which is JSON if its name ends in .json, and else TOML. Rank 0 writes it. If other work on the
+    hosts hides the groups, the file has none, and says so.
 
     The limit is five minutes.
     """
@@ -298,11 +299,13 @@ def topology(file: Path, short: bool) -> None:
         if world.rank == 0:
             OutputFile().convert(file, None, None)  # other ranks may be on hosts without this folder
         with call_if_overdue(limit_s, world.abort, giving_up):
-            description = topology_measured(world, f"measured over {world.size} ranks", short=short)
+            description, doubt = topology_measured(world, f"measured over {world.size} ranks", short=short)
         if world.rank > 0:
             return
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes")
-    about = (f"Measured by `unisono calibrate topology`, {now}.",)
+    if doubt:
+        tell(doubt)
+    about = (f"Measured by `unisono calibrate topology`, {now}.", *([f"Note: {doubt}."] if doubt else []))
     write_text(file, text_of(description, is_json=file.suffix == ".json", about=about))
     shown = console()
     shown.print(_levels(description.levels))
