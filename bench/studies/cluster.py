@@ -4,8 +4,10 @@
 
 The data has the columns of `selection.py`. One description is made for each job in which a ring allgather was measured:
 a round of the ring takes the time of the call divided by the number of rounds, which gives the field `step` of one
-level, by the bytes of a block. Nothing else comes from the data, and no other collective is used. Combining is taken to
-cost `REDUCE_PER_BYTE_S`. The other collectives of the same job are then simulated.
+level, by the bytes of a block. If the job has a linear scatter, its shortest call gives the field `other_peer_s`,
+because its root sends each message to another rank: the time divided by the number of messages. Nothing else comes from
+the data, and no other collective is used. Combining is taken to cost `REDUCE_PER_BYTE_S`. The other collectives of the
+same job are then simulated.
 
 Jobs are not compared with each other, because the same point differs by a factor of 3 between them.
 """
@@ -38,6 +40,7 @@ from unisono.tuning.simulator.simulate import simulate
 # A core combines about 5 GB/s of numbers that are not in its caches.
 REDUCE_PER_BYTE_S = 2e-10
 SOURCE = ("allgather", "ring_ompi")
+OTHER_PEERS = ("scatter", "linear_ompi")
 # By collective and algorithm of Open MPI, the algorithm of Unisono with the same messages.
 SAME = {
     ("allreduce", "ring_ompi"): "ring",
@@ -70,19 +73,31 @@ class Comparison(NamedTuple):
         return self.simulated_s / self.measured_s
 
 
-def descriptions(rows: Iterable[Measurement]) -> dict[tuple[str, int], Description]:
+def descriptions(rows: Sequence[Measurement]) -> dict[tuple[str, int], Description]:
     """Return a description for each job and number of ranks with a ring allgather on hosts of one rank each."""
-    rounds: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+    rounds = _per_message(rows, SOURCE)
+    scattered = _per_message(rows, OTHER_PEERS)
+    return {
+        key: _description(f"{key[0]}, {key[1]} hosts", of_key, min(scattered.get(key, ((0, 0.0),)))[1])
+        for key, of_key in rounds.items()
+    }
+
+
+def _per_message(
+    rows: Iterable[Measurement], source: tuple[str, str]
+) -> Mapping[tuple[str, int], Sequence[tuple[int, float]]]:
+    """Return, by job and ranks, the bytes of a block and the seconds of each of the messages that a rank sends."""
+    messages: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
     for (job, _), point, _, algorithm, seconds in rows:
-        if (point.collective, algorithm) == SOURCE and point.per_host == 1 and point.nbytes >= point.size > 1:
-            rounds[job, point.size].append((point.nbytes // point.size, seconds / (point.size - 1)))
-    return {key: _description(f"{key[0]}, {key[1]} hosts", of_key) for key, of_key in rounds.items()}
+        if (point.collective, algorithm) == source and point.per_host == 1 and point.nbytes >= point.size > 1:
+            messages[job, point.size].append((point.nbytes // point.size, seconds / (point.size - 1)))
+    return messages
 
 
-def _description(name: str, rounds: Sequence[tuple[int, float]]) -> Description:
+def _description(name: str, rounds: Sequence[tuple[int, float]], other_peer_s: float) -> Description:
     step = curve(rounds)
     per_byte_s = step.seconds[-1] / step.nbytes[-1]
-    link = Link("network", step.seconds[0], 0.0, per_byte_s, REDUCE_PER_BYTE_S, step=step)
+    link = Link("network", step.seconds[0], 0.0, per_byte_s, REDUCE_PER_BYTE_S, step=step, other_peer_s=other_peer_s)
     return Description(name, (Level("network", link),))
 
 

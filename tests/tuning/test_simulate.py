@@ -214,6 +214,24 @@ def test_simulated_round_takes_the_measured_step() -> None:
         assert seconds(ALGORITHMS["allreduce"]["ring"], 8, link, nbytes) == pytest.approx(14 * step_s)
 
 
+@pytest.mark.parametrize("engine", ["rounds", "events"])
+def test_message_to_another_rank_than_the_one_before_takes_longer(engine: str) -> None:
+    usual = Link("wire", 1e-6, 0.0, 1e-9, 0.0)
+    slower = usual._replace(other_peer_s=1e-3)
+    for collective, name, size, changes in (
+        ("allgather", "ring", 6, 1),
+        ("alltoall", "pairwise", 6, 5),
+        ("scatter", "linear", 6, 5),
+        ("broadcast", "binomial", 8, 3),
+        ("allreduce", "rabenseifner", 8, 5),  # the last partner of halving is the first one of doubling
+    ):
+        times = [
+            simulate(ALGORITHMS[collective][name], 600, flat(size, link), engine=engine).seconds
+            for link in (usual, slower)
+        ]
+        assert times[1] - times[0] == pytest.approx(changes * 1e-3, rel=1e-3), name
+
+
 def test_simulation_adds_measured_reductions_and_copies() -> None:
     free = Link("", 0, 0, 0)
     topology = Topology(

@@ -117,6 +117,8 @@ class Link(NamedTuple):
         ports: how many messages a rank can have under way, each at full bandwidth.
         pairs: how many pairs of ranks of two hosts (or parts of a level) can send at once at full bandwidth. More pairs
             share this bandwidth.
+        other_peer_s: seconds more of work for a message to another rank than the message before, because network cards
+            keep few connections at hand. The `step` is of messages to one rank, and has none of it.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Link(NamedTuple):
     step: Curve = UNMEASURED
     ports: int = 1
     pairs: float = UNBOUNDED
+    other_peer_s: float = 0.0
 
     @property
     def is_far(self) -> bool:

@@ -29,11 +29,15 @@ _Place: TypeAlias = tuple[int, int, int]  # rank, lane, group
 
 
 class _Move(NamedTuple):
-    """A message, a flag or a read, with the poster's work before it, the transfer, and the latency after it."""
+    """A message, a flag or a read, with the poster's work before it, the transfer, and the latency after it.
+
+    The work is more by `other_peer_s` if the poster's last one had another peer.
+    """
 
     kind: int
     peer: int
     work_s: float
+    other_peer_s: float
     transfer_s: float
     latency_s: float
     crosses: tuple[int, ...]
@@ -84,6 +88,7 @@ class _EventRun:
         self._instances: dict[tuple[_Place, int], _GroupInstance] = {}
         self._free_s = np.zeros(len(topology.capacities)).tolist()
         self._working_s = [0.0] * steps.size
+        self._last_peer = [-1] * steps.size
         self._finish_s = [0.0] * steps.size
         self._busy_s = np.zeros(len(topology.capacities))
         self._nbytes, self._messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
@@ -125,7 +130,8 @@ class _EventRun:
         rank, lane, group = place
         posted_s = max(self._now_s, self._working_s[rank])
         for move in self._group(place).moves:
-            posted_s += move.work_s
+            posted_s += move.work_s + (move.other_peer_s if move.peer != self._last_peer[rank] else 0.0)
+            self._last_peer[rank] = move.peer
             target = self._instance((move.peer, lane, group), segment)
             go: Callable[[], None] = partial(self._move, move, posted_s, instance, target, place, segment)
             if move.kind in _ONE_SIDED or target.started_s >= 0 or self._topology.is_eager:
@@ -214,11 +220,12 @@ class _EventRun:
         for at in range(len(rank)):
             link = topology.levels[paths.level[at]].link
             latency_s = link.latency_s + paths.extra_s[at] + (link.overhead_s if kind[at] == FLAG else 0.0)
-            overhead_s = 0.0 if kind[at] in _ONE_SIDED else link.overhead_s
+            one_sided = kind[at] in _ONE_SIDED
+            works_s = (0.0, 0.0) if one_sided else (link.overhead_s, link.other_peer_s)
             crosses = tuple(int(each) for each in paths.resources[at] if each != NO_RESOURCE)
             for resource in crosses:
                 self._busy_s[resource] += self._segments * transfer_s[at] / topology.capacities[resource]
-            move = _Move(int(kind[at]), int(peer[at]), overhead_s, float(transfer_s[at]), float(latency_s), crosses)
+            move = _Move(int(kind[at]), int(peer[at]), *works_s, float(transfer_s[at]), float(latency_s), crosses)
             yield (int(rank[at]), int(lane[at]), int(group[at])), move
 
 

@@ -18,6 +18,8 @@ transfers of a rank take as long as the most loaded resource on any of their pat
 rank ends the round when it has sent all its messages, has received all of its own, and has then combined and copied
 them. Flags, and reads of a peer's memory, wait for no other rank.
 
+A link may make a message to another rank than the one before cost the sender more work (`Link.other_peer_s`).
+
 If a round equals the one before and has added the same time on every rank, all further equal rounds will do so too. So
 a ring takes only as many rounds as it takes to see that, not twice the number of ranks.
 """
@@ -112,8 +114,9 @@ def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Si
     now = np.zeros(steps.size)
     level_nbytes, messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
     busy_s = np.zeros(len(topology.capacities))
+    last_peer = np.full(steps.size, -1, np.int64)
     for active, first, last in _intervals(rows):
-        for round_, times in _rounds(rows, active, (first, last), topology, steps.ranks):
+        for round_, times in _rounds(rows, active, (first, last), topology, steps.ranks, last_peer):
             now = _repeated(round_, times, now, topology.is_eager)
             level_nbytes += times * round_.nbytes
             messages += times * round_.messages
@@ -222,19 +225,25 @@ def _intervals(rows: _Rows) -> Iterator[tuple[Ranks, int, int]]:
 
 
 def _rounds(
-    rows: _Rows, active: Ranks, run: tuple[int, int], topology: Topology, ranks: int
+    rows: _Rows, active: Ranks, run: tuple[int, int], topology: Topology, ranks: int, last_peer: Ranks
 ) -> Iterator[tuple[_Round, int]]:
-    """Yield the rounds of a run, and how often each repeats. `ranks` is that of the schedule."""
+    """Yield the rounds of a run, and how often each repeats.
+
+    `ranks` is that of the schedule. `last_peer` has the peer of the last message of each rank, and is kept up to date.
+    """
     first, last = run
     often = active[rows.times[active] > 1]
     if not ((rows.stride[often] > 1) | (rows.advance[often] != 0)).any():
-        yield _round(_steps(rows, active), topology), last - first
+        if last - first > 1 and any(level.link.other_peer_s for level in topology.levels):
+            yield _round(_steps(rows, active), topology, last_peer), 1
+            first += 1
+        yield _round(_steps(rows, active), topology, last_peer), last - first
         return
     changing = _chosen(rows, active)
     for at in range(first, last):
         iteration, rest = np.divmod(at - changing.first, changing.stride)
         peer = _advanced(changing.peer, iteration * changing.advance, ranks)
-        yield _round(_steps(changing._replace(peer=peer), np.flatnonzero(rest == 0)), topology), 1
+        yield _round(_steps(changing._replace(peer=peer), np.flatnonzero(rest == 0)), topology, last_peer), 1
 
 
 def _repeated(round_: _Round, times: int, now: Floats, is_eager: bool) -> Floats:
@@ -256,7 +265,7 @@ def _repeated(round_: _Round, times: int, now: Floats, is_eager: bool) -> Floats
     return now
 
 
-def _round(rows: _Steps, topology: Topology) -> _Round:
+def _round(rows: _Steps, topology: Topology, last_peer: Ranks) -> _Round:
     size = topology.size
     moves = (rows.kind == MESSAGE) | (rows.kind == FLAG) | (rows.kind == MAPPED)
     moving, working = np.flatnonzero(moves), np.flatnonzero(~moves)
@@ -266,6 +275,8 @@ def _round(rows: _Steps, topology: Topology) -> _Round:
     links = [level.link for level in topology.levels]
     latency_s = np.array([link.latency_s for link in links])[paths.level] + paths.extra_s
     overhead_s = np.array([link.overhead_s for link in links])[paths.level]
+    other_peer_s = np.array([link.other_peer_s for link in links])[paths.level]
+    overhead_s = overhead_s + np.where(peer != _peers_before(rank, peer, last_peer), other_peer_s, 0.0)
     transfer_s = np.where(kind == FLAG, 0.0, transfers(topology, paths.level, nbytes))
     busy_s = loads(topology, paths.resources, transfer_s)
     on_the_way_s = np.append(busy_s, 0.0)[np.ascontiguousarray(paths.resources.T)]
@@ -291,6 +302,15 @@ def _round(rows: _Steps, topology: Topology) -> _Round:
         messages=np.bincount(paths.level, minlength=len(links)),
         busy_s=busy_s,
     )
+
+
+def _peers_before(rank: Ranks, peer: Ranks, last_peer: Ranks) -> Ranks:
+    """Return, for each message of a round, the peer of the message before it; note the last peers of all ranks."""
+    is_first = np.diff(rank, prepend=-1) != 0
+    before: Ranks = np.where(is_first, last_peer[rank], np.roll(peer, 1))
+    is_last = np.diff(rank, append=-1) != 0
+    last_peer[rank[is_last]] = peer[is_last]
+    return before
 
 
 def transfers(topology: Topology, level: Ranks, nbytes: Floats) -> Floats:
