@@ -6,6 +6,9 @@ from math import isqrt
 
 from unisono.errors import UsageError
 
+# The most parts into which a builder cuts a vector. More would be a few elements each, and take minutes to plan.
+MOST_PARTS = 4096
+
 
 def check_ranks(size: int, rank: int, root: int = 0) -> None:
     """Check the number of ranks, the rank of the plan, and the root.
@@ -28,6 +31,17 @@ def check_at_least(name: str, value: int, least: int) -> None:
     """
     if value < least:
         raise UsageError(f"{name} is {value}, but must be at least {least}")
+
+
+def check_parts(name: str, value: int) -> None:
+    """Check a number of parts of a vector for which a plan has steps of their own, such as lanes or blocks.
+
+    Raises:
+        UsageError: `value` is less than 1, or more than `MOST_PARTS`.
+    """
+    check_at_least(name, value, 1)
+    if value > MOST_PARTS:
+        raise UsageError(f"{name} is {value}, but must be at most {MOST_PARTS}")
 
 
 def needs_even(size: int) -> str | None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from unisono.algorithms.builders.arguments import check_at_least, check_ranks
+from unisono.algorithms.builders.arguments import check_parts, check_ranks
 from unisono.algorithms.builders.block_schedule import receive_schedule, send_schedule, skips
 from unisono.algorithms.builders.lane_pieces import single_rank_lane
 from unisono.algorithms.builders.tree import at_root, source_of_broadcast
@@ -60,7 +60,7 @@ def broadcast_circulant_blocks(size: int, rank: int, root: int = 0, blocks: int 
     copies it there; executors skip the copy if INPUT and OUTPUT are the same memory.
     """
     check_ranks(size, rank, root)
-    check_at_least("blocks", blocks, 1)
+    check_parts("blocks", blocks)
     part, source = _Part(size, (rank - root) % size, blocks), source_of_broadcast(rank, root).buffer
     own = (Copy(output_block(0, blocks), Span(source, 0, blocks)),) if rank == root else ()
 
@@ -84,7 +84,7 @@ def reduce_circulant_blocks(size: int, rank: int, root: int = 0, blocks: int = 8
     is combined along a tree of its own, so the order of combination depends on the block.
     """
     check_ranks(size, rank, root)
-    check_at_least("blocks", blocks, 1)
+    check_parts("blocks", blocks)
     part, vector = _Part(size, (rank - root) % size, blocks), even(blocks)
     partial = Buffer.OUTPUT if rank == root else Buffer.SCRATCH
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from unisono.algorithms.builders.arguments import check_at_least, check_ranks
+from unisono.algorithms.builders.arguments import check_parts, check_ranks
 from unisono.algorithms.builders.lane_pieces import single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -61,7 +61,7 @@ class GridArguments(NamedTuple):
 def checked(algorithm: str, size: int, rank: int, root: int, lanes: int) -> GridArguments:
     """Return the arguments of a builder, checked; raises as `check_ranks`, or if there are no lanes."""
     check_ranks(size, rank, root)
-    check_at_least("lanes", lanes, 1)
+    check_parts("lanes", lanes)
     return GridArguments(algorithm, size, rank, root, lanes)
 
 

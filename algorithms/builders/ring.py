@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.algorithms.builders.arguments import check_at_least, check_ranks
+from unisono.algorithms.builders.arguments import check_parts, check_ranks
 from unisono.algorithms.builders.lane_pieces import with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -72,7 +72,7 @@ def allreduce_multi_lane_ring(size: int, rank: int, root: int = 0, lanes: int = 
     `allreduce_ring`.
     """
     check_ranks(size, rank, root)
-    check_at_least("lanes", lanes, 1)
+    check_parts("lanes", lanes)
     return _allreduce("multi_lane_ring", size, rank, root, tuple(_Track(number, lanes) for number in range(lanes)))
 
 

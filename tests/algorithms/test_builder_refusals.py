@@ -25,7 +25,7 @@ def cases(algorithms: list[Algorithm]) -> list[Any]:
 
 EVERY_ALGORITHM = cases(ALL)
 # For each parameter of builders that is a whole number, its least value.
-LEAST = {"radix": 2, "window": 1, "lanes": 1}
+LEAST = {"radix": 2, "window": 1, "lanes": 1, "blocks": 1}
 PARAMETERS = [
     pytest.param(algorithm, name, id=f"{algorithm.collective}_{algorithm.name}_{name}")
     for algorithm in ALL
@@ -49,6 +49,24 @@ def show(capsys: pytest.CaptureFixture[str], algorithm: Algorithm, *arguments: s
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     return status, captured.err.removeprefix("unisono: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "allreduce", "ring", "-n", "2000"],
+        ["export", "broadcast", "circulant_blocks", "--param", "blocks=5000"],
+        ["simulate", "allreduce", "multi_lane_ring", "--param", "lanes=5000"],
+        ["simulate", "allreduce", "ring", "--segments", "1000000000"],
+        ["simulate", "allreduce", "ring", "-n", "100000000"],
+    ],
+)
+def test_commands_refuse_numbers_that_would_take_minutes_or_all_memory(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert any(text in error for text in ("at most", "more than", "is not in the range")), error
 
 
 # Ranks and roots.

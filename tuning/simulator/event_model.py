@@ -220,12 +220,12 @@ class _EventRun:
         for at in range(len(rank)):
             link = topology.levels[paths.level[at]].link
             latency_s = link.latency_s + paths.extra_s[at] + (link.overhead_s if kind[at] == FLAG else 0.0)
-            one_sided = kind[at] in _ONE_SIDED
-            works_s = (0.0, 0.0) if one_sided else (link.overhead_s, link.other_peer_s)
+            overhead_s, other_peer_s = (0.0, 0.0) if kind[at] in _ONE_SIDED else (link.overhead_s, link.other_peer_s)
             crosses = tuple(int(each) for each in paths.resources[at] if each != NO_RESOURCE)
             for resource in crosses:
                 self._busy_s[resource] += self._segments * transfer_s[at] / topology.capacities[resource]
-            move = _Move(int(kind[at]), int(peer[at]), *works_s, float(transfer_s[at]), float(latency_s), crosses)
+            costs_s = overhead_s, other_peer_s, float(transfer_s[at]), float(latency_s)
+            move = _Move(int(kind[at]), int(peer[at]), *costs_s, crosses)
             yield (int(rank[at]), int(lane[at]), int(group[at])), move
 
 

@@ -27,6 +27,8 @@ ENGINES = ("auto", "rounds", "events")
 # Up to `_EASY` instances (rank, lane, group, segment), events are used even where rounds would do; never more than
 # `_MOST`.
 _EASY, _MOST = 200_000, 4_000_000
+# The most steps as written, of all ranks and segments: their arrays take some GiB.
+_MOST_ROWS = 20_000_000
 
 
 class OfLevel(NamedTuple):
@@ -87,6 +89,9 @@ def simulate(
     if engine not in ENGINES:
         raise UsageError(f"there is no engine {engine!r} of the simulator: pass one of {', '.join(ENGINES)}")
     steps = schedule(algorithm, topology.size, root, dict(params or {}))
+    if segments * len(steps.rank) > _MOST_ROWS:
+        problem = f"cannot simulate {segments} segments of {len(steps.rank)} steps: more than {_MOST_ROWS} in all"
+        raise UsageError(problem)
     chosen = _engine(steps, segments) if engine == "auto" else engine
     traffic = (event_model.run if chosen == "events" else round_model.run)(steps, topology, nbytes, segments)
     busiest = int(np.argmax(traffic.busy_s))

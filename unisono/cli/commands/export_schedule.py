@@ -11,6 +11,7 @@ from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.plan import Plan
 from unisono.algorithms.schedules.chakra import chakra_traces
+from unisono.algorithms.schedules.limited import MOST_RANKS
 from unisono.algorithms.schedules.msccl_writing import msccl_xml
 from unisono.cli.commands.show import given_parameters
 from unisono.cli.messages import tell
@@ -97,6 +98,8 @@ def _plans(collective: str, algorithm: str, size: int, params: Sequence[str]) ->
     definition = find(collective, algorithm)
     arguments = given_parameters(definition, params)
     check_ranks(size, 0, 0)
+    if size > MOST_RANKS:
+        raise UsageError(f"a schedule has at most {MOST_RANKS} ranks, not {size}")
     definition.check_supports(size)
     return [definition.build(size, rank, 0, **arguments) for rank in range(size)]
 

@@ -21,14 +21,14 @@ from unisono.cli.output.terminal import add_names, console, progress
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.machine.parameters import LINKS
 from unisono.tuning.machine.topology import Topology, flat
-from unisono.tuning.machine.topology_files import load
+from unisono.tuning.machine.topology_files import MOST_RANKS, load
 from unisono.tuning.simulator.simulate import ENGINES, Simulation, least_s, simulate
 
 
 @click.command(short_help="Predict a collective on a described machine, at any number of ranks.")
 @click.argument("collective", shell_complete=complete_collectives)
 @click.argument("algorithms", shell_complete=complete_algorithms, metavar="ALGORITHM...", nargs=-1, required=True)
-@click.option("-n", "size", type=click.IntRange(min=1), default=8, show_default=True, help="Number of ranks.")
+@click.option("-n", "size", type=click.IntRange(1, MOST_RANKS), default=8, show_default=True, help="Number of ranks.")
 @nbytes_option
 @click.option("--topology", type=click.Path(dir_okay=False, path_type=Path), help="File that describes the machine.")
 @click.option(
