@@ -78,3 +78,10 @@ def test_bad_requests_are_refused(arguments: list[str], message: str) -> None:
 def test_unknown_collective_is_refused() -> None:
     with pytest.raises(NoAlgorithmError, match="nonsense"):
         arena.main(["nonsense"])
+
+
+def test_unknown_chosen_algorithm_is_refused() -> None:
+    with pytest.raises(NoAlgorithmError, match="no algorithm 'rign'"):
+        arena.main(["allreduce", "-n", "2", "--sizes", "8", "--chosen", "rign"])
+    with pytest.raises(UsageError, match="--chosen is 'ring\\('"):
+        arena.main(["allreduce", "-n", "2", "--sizes", "8", "--chosen", "ring("])
