@@ -13,6 +13,7 @@ from unisono.algorithms.catalogue.algorithm import Algorithm, Build, Cost, Order
 from unisono.algorithms.catalogue.flat import REGISTERED
 from unisono.algorithms.catalogue.host_crossing import Crossing, along
 from unisono.algorithms.catalogue.registry import algorithms_of
+from unisono.algorithms.catalogue.variants import BLOCKS
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.ir.plan import Plan
 from unisono.algorithms.verifier.combine_order import check_order
@@ -41,6 +42,7 @@ def algorithm(
     same_bits: bool = True,
     in_place: bool = True,
     segmentable: bool = True,
+    in_blocks: bool = False,
     steady: bool = False,
     mapped: bool = False,
     is_cost_exact: bool = True,
@@ -73,6 +75,7 @@ def algorithm(
         same_bits: as in `Algorithm`.
         in_place: as in `Algorithm`.
         segmentable: as in `Algorithm`.
+        in_blocks: as in `Algorithm`; the builder must take `blocks`.
         steady: as in `Algorithm`.
         mapped: as in `Algorithm`.
         is_cost_exact: as in `Algorithm`; if it is False, the plans may cost less than declared, but never more.
@@ -96,6 +99,10 @@ def algorithm(
 
     def register(build: _Builder) -> _Builder:
         _check_builder(build)
+        if in_blocks and BLOCKS not in signature(build).parameters:
+            raise UsageError(
+                f"{collective} {name!r} is declared in_blocks, and its builder takes no {BLOCKS!r}: add it"
+            )
         declared = Algorithm(
             collective=collective,
             name=name,
@@ -107,6 +114,7 @@ def algorithm(
             same_bits=same_bits,
             in_place=in_place,
             segmentable=segmentable,
+            in_blocks=in_blocks,
             steady=steady,
             mapped=mapped,
             varying="varying" in signature(build).parameters,

@@ -143,6 +143,11 @@ def test_registration_detects_builder_that_takes_varying() -> None:
     assert find("allgather", "mine").varying
 
 
+def test_algorithm_in_blocks_needs_a_builder_that_takes_them() -> None:
+    with pytest.raises(UsageError, match="its builder takes no 'blocks'"):
+        algorithm("allreduce", "my_ring", in_blocks=True)(my_ring)
+
+
 def test_decorator_has_an_option_for_every_field_of_algorithm() -> None:
     options = set(signature(algorithm).parameters) - {"sizes"}
     assert options - {"replace"} == {field.name for field in fields(Algorithm)} - {
