@@ -77,6 +77,8 @@ def schedule_of(text: bytes) -> Schedule:
         plan = _object(json.loads(text), "the plan")
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is no JSON: {error}") from None
+    if "gpus" not in plan:
+        raise UsageError("this JSON is no plan of MSCCL++: it has no list of gpus")
     gpus = _list(plan, "gpus", "the plan")
     if "colletive" in plan or any("inputChunks" in _object(gpu, "a gpu") for gpu in gpus):
         raise UsageError("this is a plan of the first version of MSCCL++'s language; write it again with version 2")

@@ -7,6 +7,7 @@ whether they could open them: three small allgathers. So all ranks know the same
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from unisono.collectives.windows.operations import Element
 from unisono.collectives.windows.remote import RemoteTarget
 from unisono.collectives.windows.window import OpenWindow, Window
 from unisono.dtypes import DTYPES
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UsageError
 from unisono.foundation import log
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray
@@ -67,6 +68,8 @@ def planned(shape_or_array: Any, dtype: Any) -> _Plan:
     numpy_dtype = element_of("float64" if dtype is None else dtype)
     shape = extents_of(shape_or_array)
     nbytes = int(np.prod(shape, dtype=object)) * numpy_dtype.itemsize
+    if nbytes > sys.maxsize:
+        raise UsageError(f"a part of shape {shape} has {nbytes} bytes, and no memory holds more than {sys.maxsize}")
     return _Plan(Element(check_dtype(numpy_dtype, "the window"), numpy_dtype), shape, None, None, nbytes)
 
 

@@ -69,6 +69,8 @@ def _bounds(at: slice, total: int, rank: int) -> tuple[int, int, int]:
                 )
         return at.indices(total)
     except (TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(f"{at} selects no elements: {error}") from None
 
 

@@ -49,6 +49,8 @@ from unisono.frameworks.outer.swarm_averages import SharedParameters, SwarmAvera
 if TYPE_CHECKING:
     from unisono import Swarm
 
+_OF_STATE = ("facts", "rank", "steps", "values", "velocities", "compression", "due")
+
 
 @unconverted
 @uncopyable("make another one; state_dict() returns its state")
@@ -328,6 +330,8 @@ class DiLoCo:
         self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        if missing := [name for name in _OF_STATE if name not in state]:
+            raise UsageError(f"the state has no {', '.join(missing)}: pass one that state_dict() has returned")
         shapes = [(each.size, each.dtype) for each in self._values]
         if state["facts"] != self._facts or [(each.size, each.dtype) for each in state["values"]] != shapes:
             raise UsageError(

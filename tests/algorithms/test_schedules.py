@@ -202,6 +202,7 @@ REFUSED = {
     "broken JSON": (b'{"gpus": [', "this is no JSON"),
     "JSON too deep": (b'{"gpus": ' + b"[" * 100_000, "this is no JSON"),
     "neither": (b"hello", "neither the XML of MSCCL nor the JSON of MSCCL"),
+    "another JSON": (b'{"format": "unisono table"}', "this JSON is no plan of MSCCL"),
     "another root": (b"<html/>", "begins with <algo>, not <html>"),
     "no number": (edited(RING, 'ngpus="3"', 'ngpus="many"'), "ngpus must be an integer, not 'many'"),
     "a huge number": (edited(RING, 'ngpus="3"', 'ngpus="1000000000"'), "ngpus is 1000000000, and must be 1 to 1024"),

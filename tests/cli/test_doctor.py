@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from support.deadlines import DEADLINE_S
 
 from unisono.cli.commands import doctor
@@ -113,6 +115,15 @@ def test_doctor_prints_tables_without_json_option() -> None:
         "Trust: ",
     ):
         assert text in completed.stdout
+
+
+def test_doctor_shows_long_remedies_whole_in_a_narrow_terminal() -> None:
+    remedy = f"pip install -e '{'/long' * 30}'"
+    console = Console(width=80, file=io.StringIO())
+    console.print(doctor._table("Optional packages", [CheckResult("package", usable=False, detail="", remedy=remedy)]))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in shown
+    assert shown.count("/") == 30
 
 
 def test_failed_required_check_says_why_and_makes_the_report_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,11 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     assert f"there is no folder '{tmp_path}/none'" in shown.err
 
 
+def test_an_empty_name_of_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "allreduce", "ring", "-n", "2", "--out", ""]) == 2
+    assert "the name of the file is empty" in capsys.readouterr().err
+
+
 def test_a_page_without_matplotlib_is_refused_before_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

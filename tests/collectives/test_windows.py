@@ -383,7 +383,7 @@ def wrong_calls(world: un.Communicator) -> list[str]:
         assert type(error) is un.UsageError, error
         errors.append(error.message)
 
-    for arguments in (("x",), (-1,), ((2, -3),), (3, "nonsense"), ([1.5],), (3, "O")):
+    for arguments in (("x",), (-1,), (2**62,), ((2, -3),), (3, "nonsense"), ([1.5],), (3, "O")):
         refuse(lambda arguments=arguments: world.window(*arguments))
     read_only = np.zeros(3)
     read_only.flags.writeable = False
@@ -404,6 +404,7 @@ def wrong_calls(world: un.Communicator) -> list[str]:
             refuse(lambda: window.put(x, 0, at=1))
             refuse(lambda: window.put(x, 0, at=-1))
             refuse(lambda: window.put(x, 0, at=slice(0, 9)))
+            assert errors[-1].startswith("slice(0, 9, None) is not in the window of rank 0")
             refuse(lambda: window.put(x, 0, at=slice(0, 3)))
             refuse(lambda: window.put(x[:2], 0, at=[0, 4]))
             refuse(lambda: window.put(x[:2], 0, at=[0, -1]))

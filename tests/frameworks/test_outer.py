@@ -365,6 +365,8 @@ def misuse(world: Any) -> list[tuple[str, str]]:
     with made(inner_steps=1) as outer:
         errors.append(error_of(lambda: outer.step({"a.w": np.zeros(2)})))
         errors.append(error_of(lambda: outer.step({**good, "b.w": np.zeros(3)})))
+        other = {**outer.state_dict(), "facts": ""}
+        errors.append(error_of(lambda: outer.load_state_dict(other)))
         errors.append(error_of(lambda: outer.load_state_dict({"facts": "", "values": []})))
         outer.synchronize(good)
     with made(inner_steps=100) as outer:
@@ -380,7 +382,10 @@ def misuse(world: Any) -> list[tuple[str, str]]:
 
 def test_outer_training_refuses_misuse_and_names_what_differs(three: Pool) -> None:
     for errors in run(three, misuse):
-        wrong, (integer, differing, bits, lacking, shape, state, counts, drifted, again) = errors[:-9], errors[-9:]
+        wrong, (integer, differing, bits, lacking, shape, state, cut, counts, drifted, again) = (
+            errors[:-10],
+            errors[-10:],
+        )
         for (kind, text), expected in zip(wrong, WRONG, strict=True):
             assert (kind, expected in text) == ("UsageError", True), text
         assert "only real floats are averaged" in integer[1]
@@ -389,6 +394,7 @@ def test_outer_training_refuses_misuse_and_names_what_differs(three: Pool) -> No
         assert "the parameters lack 'b.w'" in lacking[1]
         assert "'b.w' is float64[3], and was float64[2] at the start" in shape[1]
         assert "the state belongs to other arguments or parameters" in state[1]
+        assert (cut[0], "the state has no rank, steps, velocities" in cut[1]) == ("UsageError", True)
         assert (counts[0], "rank 1: another number of steps" in counts[1]) == ("MismatchError", True)
         assert (drifted[0], "the outer parameters on rank 1 have other bits" in drifted[1]) == ("MismatchError", True)
         assert again[0] == "MismatchError"

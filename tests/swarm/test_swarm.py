@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.authority import Authority
 from support.swarms import SwarmProcesses
@@ -345,13 +346,16 @@ def test_members_go_on_when_a_process_of_another_model_release_clock_disk_or_spe
     ("arguments", "error", "text"),
     [
         ({"places": []}, un.UsageError, "needs the address of a meeting place"),
-        ({"places": "nowhere"}, un.UsageError, "must name a host and a port"),
+        ({"places": None}, un.UsageError, "None cannot be used: it must have the form tcp://HOST:PORT"),
+        ({"places": "nowhere"}, un.UsageError, "must have the form tcp://HOST:PORT"),
+        ({"places": "http://127.0.0.1:29400"}, un.UsageError, "must have the form tcp://HOST:PORT"),
+        ({"places": "tcp://127.0.0.1"}, un.UsageError, "must name a host and a port"),
         ({"key": b"short"}, un.UsageError, "key must be 32 bytes"),
         ({"name": ""}, un.UsageError, "name must be a printable text"),
         ({"min_size": 0}, un.UsageError, "min_size must be a positive number"),
         ({"patience_s": -1}, un.UsageError, "timeout_s must be a positive number"),
         ({"key": bytes(32), "rendezvous_timeout_s": 10.0}, un.RendezvousError, "does not answer as one of this job"),
-        ({"places": "tcp://127.0.0.1:9"}, un.RendezvousError, "no meeting place answers"),
+        ({"places": "tcp://127.0.0.1:9"}, un.RendezvousError, "serve a meeting place there by"),
         ({}, un.RendezvousError, "at tcp:.* is no member, and too few processes wait to found a swarm: 1; .* for 3 s"),
     ],
 )
@@ -363,6 +367,20 @@ def test_a_process_that_cannot_enter_gets_an_error_that_says_why(
         usual = {"places": place.url, "key": key, "min_size": 2, "heartbeat_timeout_s": 0.5}
         with pytest.raises(error, match=text):
             un.Swarm(**{**usual, "rendezvous_timeout_s": 3.0, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_wrong_call_is_refused_before_anything_is_sent() -> None:
+    key = os.urandom(32)
+    x = np.ones(2)
+    with un.MeetingPlace("tcp://127.0.0.1:0", key) as place, un.Swarm(place.url, key=key) as swarm:
+        for call, text in (
+            (lambda: swarm.broadcast(x, 0), "root must be a member, such as swarm.members.0."),  # type: ignore[arg-type]
+            (lambda: swarm.allreduce(2.0), "x must be an array, or a list or dict of arrays, not 2.0"),
+            (lambda: swarm.state({"x": x}, 1, check_every=-1), "check_every must be a number of calls, or 0"),
+        ):
+            with pytest.raises(un.UsageError, match=text):
+                call()  # type: ignore[no-untyped-call]
+        assert swarm.last_call is None
 
 
 def test_a_swarm_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_bind_address_may_be_an_address_an_interface_or_a_network(option: str, a
         ("x" * 100, "UNISONO_BIND_ADDRESS"),
         ("0.0.0.0", "means all interfaces"),
         ("::", "means all interfaces"),
-        ("203.0.113.7", "cannot be listened on"),
+        ("203.0.113.7", "it must be an address, a host name, an interface or a network of this machine: lo 127.0.0.1"),
     ],
 )
 def test_init_refuses_a_bind_address_that_is_not_of_this_machine(option: str, why: str) -> None:

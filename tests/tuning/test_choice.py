@@ -188,6 +188,7 @@ def test_refused_forced_algorithm_error_lists_alternatives(change: dict[str, Any
     with pytest.raises(NoAlgorithmError) as caught:
         choose(replace(ASKED, **change))
     assert caught.value.message == message
+    assert caught.value.__context__ is None  # its traceback shows one error
 
 
 def test_error_lists_refusals_when_no_algorithm_can_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
 
 from unisono.algorithms.catalogue.registry import find
+from unisono.cli.main import main
 from unisono.errors import UsageError
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Link
@@ -366,6 +367,15 @@ def test_written_description_is_read_as_it_was(is_json: bool, tmp_path: Path) ->
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "unisono", "simulate", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+@pytest.mark.parametrize("line", ["simulate barrier dissemination", "explain barrier"])
+def test_commands_predict_a_barrier_without_a_vector(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    times = set()
+    for nbytes in ("8", "1M"):
+        assert main([*line.split(), "--size", nbytes, "--json"]) == 0
+        times.add(capsys.readouterr().out)
+    assert len(times) == 1
 
 
 def test_simulate_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -> None:

@@ -409,6 +409,16 @@ def test_times_of_one_machine_are_averaged_by_rounds(tmp_path: Path) -> None:
     assert measurements_of(other)[0].date == "2026-02-02"
 
 
+def test_advice_on_a_damaged_table_depends_on_the_measurements_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text("{")
+    with pytest.raises(UsageError, match="`unisono tune` makes one"):
+        loaded(path)
+    (tmp_path / "table.jsonl").touch()
+    with pytest.raises(UsageError, match="compiles it anew from the measurements beside it"):
+        loaded(path)
+
+
 def test_tables_that_cannot_be_merged_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = to_json(compiled([measurement_of("ring", 8, 1.0)]))
     table["decisions"][0] |= {"sizes": [], "times_us": {}}

@@ -45,10 +45,15 @@ def address_for(bind_address: str) -> str:
         return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0])
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a valid name"
-        raise UsageError(
-            f"{SETTING}={bind_address!r} cannot be listened on: {reason}; it must be an address, a host name, an "
-            f"interface or a network of this machine: {_shown()}"
-        ) from None
+        raise not_listened_on(bind_address, reason or str(error)) from None
+
+
+def not_listened_on(bind_address: str, reason: str) -> UsageError:
+    """Return the error for an address on which this machine cannot listen; it names the addresses of the machine."""
+    return UsageError(
+        f"{SETTING}={bind_address!r} cannot be listened on: {reason}; it must be an address, a host name, an interface "
+        f"or a network of this machine: {_shown()}"
+    )
 
 
 def interface_of(address: str) -> str:

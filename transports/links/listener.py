@@ -15,7 +15,7 @@ from functools import partial
 from unisono.errors import UsageError
 from unisono.foundation.forks import closed_in_child
 from unisono.foundation.records import record
-from unisono.transports.host.bind_address import SETTING, address_for
+from unisono.transports.host.bind_address import SETTING, address_for, not_listened_on
 from unisono.transports.links.event_loop import Callback, EventLoop
 from unisono.transports.links.handshake import Admission, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Admit, HandshakeServer
@@ -164,7 +164,7 @@ def listen_tcp(bind_address: str) -> socket.socket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise UsageError(f"{SETTING}={bind_address!r} cannot be listened on: {error.strerror or error}") from None
+        raise not_listened_on(bind_address, error.strerror or str(error)) from None
     return sock
 
 

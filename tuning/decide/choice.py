@@ -11,6 +11,7 @@ algorithm of each phase can be chosen on its own.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -346,10 +347,9 @@ def candidate_key(each: Candidate) -> tuple[bool, bool, float]:
 
 def choose(question: Question, state: TunerState = NO_STATE) -> Choice:
     """Return the choice for `question`; raises as `explain` does."""
-    try:
+    with contextlib.suppress(NoAlgorithmError):
         return _explained(question, state, _choosable(question)).choice
-    except NoAlgorithmError:
-        return explain(question, state).choice  # its error has the refusal of every algorithm
+    return explain(question, state).choice  # its error has the refusal of every algorithm
 
 
 def _choosable(question: Question) -> list[Algorithm]:

@@ -370,7 +370,9 @@ def from_text(text: str, name: str, *, is_used_here: bool = True) -> Table:
     try:
         content = parsed_json(text)
     except ValueError as error:
-        advice = f"`unisono tune merge {name} --out {name}` compiles it anew from the measurements beside it"
+        advice = "`unisono tune` makes one"
+        if Path(name).with_suffix(".jsonl").is_file():
+            advice = f"`unisono tune merge {name} --out {name}` compiles it anew from the measurements beside it"
         raise UsageError(f"the table {name} is not complete JSON, as if cut short: {error}; {advice}") from None
     if not isinstance(content, dict) or content.get("format") != KIND:
         raise UsageError(f"{name} is not a decision table of Unisono: `unisono tune` makes one")

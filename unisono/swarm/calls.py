@@ -109,7 +109,7 @@ class Leaves:
         arrays: the arrays; those of a dict in the order of its keys.
 
     Raises:
-        UsageError: there is no array in it, or a dict has keys of different types.
+        UsageError: there is no array in it, it is a number, or a dict has keys of different types.
 
     >>> leaves = Leaves({"b": [1.0], "a": (2.0, 3.0)})
     >>> leaves.arrays, leaves.value_of([20, 30, 10])
@@ -117,6 +117,8 @@ class Leaves:
     """
 
     def __init__(self, value: Any) -> None:
+        if isinstance(value, (int, float, complex)):
+            raise UsageError(f"x must be an array, or a list or dict of arrays, not {value!r}: pass numpy.asarray(x)")
         self._value = value
         self.arrays: list[Any] = []
         self._collect(value)

@@ -100,7 +100,7 @@ class MeetingPlace:
     def __init__(self, url: str, key: bytes | None = None) -> None:
         key = checked_key(key)
         job = job_of_key(key)
-        host, port = host_and_port(url, _SERVER)
+        host, port = _address_of(url)
         listening = _listen(serving_host(url, has_key=True), port, url)
         self.url = f"tcp://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         self._began = time.monotonic()
@@ -174,7 +174,7 @@ class Places:
     def __init__(self, urls: Sequence[str], caller: Caller, *, serves: bool, key: bytes) -> None:
         if not urls:
             raise UsageError("a swarm needs the address of a meeting place, such as tcp://host.example:29400")
-        self._addresses = [host_and_port(url, _SERVER) for url in urls]
+        self._addresses = [_address_of(url) for url in urls]
         self.urls = tuple(urls)
         self._caller = caller
         self._serves, self._key = serves, key
@@ -258,11 +258,17 @@ class Places:
             self.register(member, 0, heartbeat_s, 1, leaves=True)
 
 
+def _address_of(url: str) -> tuple[str, int]:
+    if not isinstance(url, str) or not url.startswith("tcp://"):
+        raise UsageError(f"the {_SERVER} {url!r} cannot be used: it must have the form tcp://HOST:PORT")
+    return host_and_port(url, _SERVER)
+
+
 def _shown(error: Exception) -> str:
     why = getattr(error, "strerror", None) or error
     if isinstance(error, ConnectionResetError):
         return f"does not answer as one of this job, so it may have another key: {why}"
-    return f"cannot be asked: {why}"
+    return f"cannot be asked: {why}; check the address, or serve a meeting place there by `unisono swarm serve`"
 
 
 def checked_key(key: bytes | None) -> bytes:

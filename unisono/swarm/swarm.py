@@ -116,7 +116,7 @@ class Swarm:
         lift_limit_of_files(_DESCRIPTORS)
         tls = TlsPolicy.of(self._settings.options)
         self._caller = Caller(self._settings.key, self._settings.job, tls)
-        urls = (places,) if isinstance(places, str) else tuple(places)
+        urls = tuple(places) if isinstance(places, Sequence) and not isinstance(places, str) else (places,)
         # A meeting place has no certificate, as a store has none: the key of the job authenticates it.
         by_key = TlsPolicy(self._settings.options.tls)
         self._place_caller = Caller(self._settings.key, self._settings.job, by_key)
@@ -276,8 +276,11 @@ class Swarm:
             timeout_s: as of `allreduce`.
 
         Raises:
+            UsageError: also if `root` is no `Member`.
             PeerLostError: the root is no member any more. The call has ended without a result on all members.
         """
+        if not isinstance(root, Member):
+            raise UsageError(f"root must be a member, such as swarm.members[0], because ranks may change; got {root!r}")
         leaves = Leaves(x)
 
         def make(comm: Any, limit_s: float) -> Any:
@@ -359,6 +362,8 @@ class Swarm:
         """
         if on_drift not in ("mend", "end"):
             raise UsageError(f"on_drift must be 'mend' or 'end'; got {on_drift!r}")
+        if type(check_every) is not int or check_every < 0:
+            raise UsageError(f"check_every must be a number of calls, or 0 for no comparison; got {check_every!r}")
         number, limit = checked_revision(revision), self._limit(timeout_s)
         asked = Asked(state, number, check_every, on_drift == "end")
         while True:

@@ -208,7 +208,9 @@ def _show(report: Diagnosis, console: Console) -> None:
 def _table(title: str, findings: Sequence[CheckResult]) -> Table:
     has_remedies = any(finding.remedy for finding in findings)
     headings = ["", "usable", "found", *(["remedy"] if has_remedies else [])]
-    table = Table(*headings, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")  # so that a long command can be copied
     for finding in findings:
         usable = "[green]yes[/]" if finding.usable else "[red]no[/]" if finding.required else "[yellow]no[/]"
         remedy = [escape(finding.remedy)] if has_remedies else []

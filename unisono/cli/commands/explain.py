@@ -18,7 +18,7 @@ from unisono.algorithms.ir.contracts import VECTOR_CALLS
 from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.options.loading import load_option
 from unisono.cli.options.outputs import PICTURE
-from unisono.cli.options.sizes import checked_nbytes
+from unisono.cli.options.sizes import checked_nbytes, nbytes_moved
 from unisono.cli.output.network_map import draw_map, explained_map, map_table, order_text
 from unisono.cli.output.terminal import add_names, console
 from unisono.dtypes import DTYPES
@@ -115,7 +115,7 @@ def command(
         raise UsageError("BYTES and --size both set the number of bytes: use only one")
     if topology is not None and (per_host or link):
         raise UsageError("a topology already has hosts and links: omit --per-host and --link")
-    length = next((each for each in (nbytes, vector) if each is not None), 1 if collective == "barrier" else 1 << 20)
+    length = nbytes_moved(collective, next((each for each in (nbytes, vector) if each is not None), 1 << 20))
     measured = None if network is None else NetworkMap.read(network)
     if measured is not None:
         per_host = per_host or 1

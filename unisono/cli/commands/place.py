@@ -15,7 +15,7 @@ from unisono.cli.commands.show import given_parameters
 from unisono.cli.commands.simulate import megabytes_by_level, simulation_to_json
 from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.options.loading import load_option
-from unisono.cli.options.sizes import nbytes_option
+from unisono.cli.options.sizes import nbytes_moved, nbytes_option
 from unisono.cli.output.terminal import console
 from unisono.errors import UsageError
 from unisono.tuning.decide.place_order import MOST_PLACES, PlaceOrder, best_place_order
@@ -82,11 +82,11 @@ def command(
     places = places or machine.places
     if not places:
         raise UsageError("the topology does not say where the hosts of the job are: pass --places")
-    of_place = _names_of(places, names)
+    of_place, length = _names_of(places, names), nbytes_moved(collective, nbytes)
     chosen = find(collective, algorithm)
     with console(stderr=True).status(f"searching an order of {len(places)} places"):
         arguments = given_parameters(chosen, params)
-        proposal = best_place_order(chosen, nbytes, machine, places, root=root, params=arguments)
+        proposal = best_place_order(chosen, length, machine, places, root=root, params=arguments)
     order = [of_place[place] for place in proposal.places]
     if as_json:
         click.echo(json.dumps(_json(proposal, order)))

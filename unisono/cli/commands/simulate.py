@@ -16,7 +16,7 @@ from unisono.algorithms.composition.phases import Composition
 from unisono.cli.commands.show import given_parameters
 from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.options.loading import load_option
-from unisono.cli.options.sizes import nbytes_option
+from unisono.cli.options.sizes import nbytes_moved, nbytes_option
 from unisono.cli.output.terminal import add_names, console, progress
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.machine.parameters import LINKS
@@ -60,6 +60,7 @@ def command(
     if topology is not None and link is not None:
         raise UsageError("the topology already has links: use either --topology or --link")
     check_ranks(size, 0, root)
+    nbytes = nbytes_moved(collective, nbytes)
     over = load(topology).over(size) if topology else flat(size, LINKS[link or "shm"])
     chosen = algorithms_of(collective).values() if algorithms == ("all",) else [find(collective, n) for n in algorithms]
     simulations, refused = list[Simulation](), list[str]()

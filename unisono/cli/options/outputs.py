@@ -28,6 +28,8 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; fails if the file could not be written."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not os.fspath(value):
+            self.fail("the name of the file is empty", param, ctx)
         folder = path.absolute().parent
         if not folder.is_dir():
             self.fail(f"there is no folder {str(folder)!r}", param, ctx)

@@ -19,6 +19,11 @@ def checked_nbytes(context: click.Context, parameter: click.Parameter, text: str
         raise click.BadParameter(f"{text!r} is not {error}.") from None
 
 
+def nbytes_moved(collective: str, nbytes: int) -> int:
+    """Return the bytes with which a call is predicted: those of the vector, and 1 for a barrier, which has none."""
+    return 1 if collective == "barrier" else nbytes
+
+
 nbytes_option = click.option(
     "--size", "nbytes", default="1M", show_default=True, callback=checked_nbytes, help="Bytes of the vector."
 )
