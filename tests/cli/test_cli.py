@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.cli.main import SUBCOMMANDS
+from unisono.cli.main import SUBCOMMANDS, main
 
 
 def unisono(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -89,6 +89,12 @@ def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
     assert completed.stderr.startswith("unisono: there is no command 'frobnicate'; there are run, ")
     assert completed.stderr.count("\n") == 1
     assert unisono("doctr").stderr == "unisono: there is no command 'doctr'; did you mean 'doctor'?\n"
+
+
+@pytest.mark.parametrize("group", ["swarm", "trace", "bench"])
+def test_a_group_without_a_subcommand_shows_its_help_in_lines(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([group]) == 2
+    assert capsys.readouterr().err.startswith(f"Usage: unisono {group} [OPTIONS] COMMAND [ARGS]...\n\n")
 
 
 @pytest.mark.parametrize(

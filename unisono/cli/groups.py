@@ -11,7 +11,14 @@ _HABITS = {"help": "--help", "version": "--version"}
 
 
 class SuggestingGroup(click.Group):
-    """A group whose error for an unknown subcommand names the most similar one."""
+    """A group that suggests the most similar name for an unknown subcommand, and shows its help without one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line, as click does; without any argument, show the help and fail."""
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

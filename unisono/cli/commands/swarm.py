@@ -7,11 +7,12 @@ import threading
 
 import click
 
+from unisono.cli.groups import SuggestingGroup
 from unisono.cli.messages import tell
 from unisono.swarm.meeting_place import MeetingPlace
 
 
-@click.group(short_help="Serve the place where the members of a swarm meet.")
+@click.group(cls=SuggestingGroup, short_help="Serve the place where the members of a swarm meet.")
 def command() -> None:
     """Tools for swarms, whose processes enter and leave while the others go on."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from unisono.cli.groups import SuggestingGroup
 from unisono.cli.options.outputs import OutputFile
 from unisono.errors import UsageError
 from unisono.foundation.json_checks import text_of_file
@@ -21,7 +22,7 @@ _DEFAULT = "trace.json"
 _NO_TRACES = f": set {variable('trace')} to it before the job, unless the program passes the option trace"
 
 
-@click.group(short_help="Merge the traces of a job's ranks.")
+@click.group(cls=SuggestingGroup, short_help="Merge the traces of a job's ranks.")
 def command() -> None:
     """Work with traces, which ranks write to the directory in UNISONO_TRACE, and by world.trace(path)."""
 
