@@ -135,12 +135,66 @@ def test_a_member_that_was_left_behind_founds_no_swarm_without_a_quorum(tmp_path
         swarm.start("E", ALONE)
         swarm.await_marks("A with A,E")
         swarm.mark("A expels E")
-        # Otherwise E cannot learn of its expulsion, and waits for A in its call.
         swarm.await_marks("A with A", "E was left")
         swarm.mark("A leaves")
         swarm.output("A")
         swarm.mark("A has ended")
         assert "it has waited for 4 s" in swarm.printed("E")
+
+
+# A member that expels "E" while both call, and proposes no view without it.
+EXPELLER = """
+from unisono.swarm import membership, proposer
+with un.Swarm(places, min_size=1, **settings) as swarm:
+    ENDS = {"is killed": lambda: os._exit(0), "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP)}
+    names = lambda: [member.name for member in swarm.members]
+    while not has_mark(folder, "all call") or "E" not in names():
+        swarm.barrier()
+    proposer.Proposer._step = lambda self: None
+    tell = membership.Membership.tell
+    if how == "leaves":
+        membership.Membership.tell = lambda self, to, news: news["do"] == "expel" or tell(self, to, news)
+    else:
+        membership.in_background = lambda task: task()
+    swarm.expel(names().index("E"))
+    ENDS.get(how, list)()
+"""
+CALLER = """
+with un.Swarm(places, min_size=1, **settings) as swarm:
+    try:
+        while not has_mark(folder, "end"):
+            swarm.barrier()
+            mark(f"{name} with {','.join(sorted(member.name for member in swarm.last_call.contributors))}")
+        print("went on")
+    except un.LeftBehindError as error:
+        print("left:", error)
+"""
+
+
+@pytest.mark.parametrize("how", ["is killed", "is stopped"])
+def test_a_member_learns_of_its_expulsion_though_only_one_that_has_ended_knows_of_it(tmp_path: Path, how: str) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        swarm.start("A", f"how = {how!r}" + EXPELLER)
+        swarm.start("E", CALLER)
+        swarm.await_marks("E with A,E")
+        swarm.mark("all call")
+        assert "left: the members have expelled this process" in swarm.printed("E")
+
+
+def test_a_member_that_leaves_passes_on_the_expulsion_of_which_nobody_else_has_heard(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        swarm.start("A", "how = 'leaves'" + EXPELLER)
+        for name in "BE":
+            swarm.start(name, CALLER)
+        swarm.await_marks("B with A,B,E", "E with A,B,E")
+        swarm.mark("all call")
+        swarm.output("A")
+        assert "left: the members have expelled this process" in swarm.printed("E")
+        swarm.start("E", EXPELLED)
+        assert IS_REFUSED in swarm.printed("E")
+        swarm.await_marks("B with B")
+        swarm.mark("end")
+        assert "went on" in swarm.printed("B")
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

@@ -255,6 +255,35 @@ def test_a_member_that_differs_ends_and_the_others_go_on(tmp_path: Path) -> None
         assert any("member slow has not begun call" in output for output in outputs)
 
 
+# Members that call with arrays of other lengths. One of them ends, and does so in the way that a mark names.
+DIFFERING = """
+with un.Swarm(places, **settings) as swarm:
+    while swarm.size < 2:
+        time.sleep(0.01)
+    mark(f"{name} entered")
+    await_mark("A entered", "B entered")
+    try:
+        for count in range(3):
+            swarm.allreduce(np.zeros(1 + (name == "B")))
+        print("went on", len(swarm.last_call.contributors))
+        mark("went on")
+    except un.MismatchError as error:
+        print("differs")
+        if has_mark(folder, "stays"):
+            await_mark("went on")
+"""
+
+
+@pytest.mark.parametrize("how", ["stays", "leaves"])
+def test_of_two_members_that_differ_one_goes_on_when_the_other_one_has_its_error(tmp_path: Path, how: str) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        swarm.mark(how)
+        for name in "AB":
+            swarm.start(name, DIFFERING)
+        outputs = sorted(swarm.printed(name).strip() for name in "AB")
+    assert outputs == ["differs", "went on 1"]
+
+
 # "A" and "B" go on whatever the others bring. "slow" computes ten times as long as they do.
 GOING_ON = """
 w, step, names = np.zeros(3), 0, set()

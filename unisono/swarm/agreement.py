@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from unisono.swarm.views import NO_BALLOT, Ballot, View
+from unisono.swarm.views import NO_BALLOT, NO_BARS, Ballot, Bars, View
 
 
 class Promise(NamedTuple):
@@ -40,12 +40,14 @@ class Promise(NamedTuple):
         highest: the highest ballot that the member has promised.
         accepted: the ballot and the view that the member has accepted; None if there is none.
         has_result: the number of the last call of which it has the result.
+        barred: the processes that may not enter again, as far as the member knows.
     """
 
     is_given: bool
     highest: Ballot
     accepted: tuple[Ballot, View] | None
     has_result: int
+    barred: Bars = NO_BARS
 
 
 class Acceptor:

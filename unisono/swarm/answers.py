@@ -11,7 +11,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.foundation.json_checks import checked
 from unisono.swarm.communicators import close_quietly
 from unisono.swarm.membership import EXPELLED, Membership, in_background
-from unisono.swarm.views import View, ballot_of, member_of, view_fields, view_of
+from unisono.swarm.views import View, ballot_of, bars_fields, bars_of, member_of, view_fields, view_of
 
 _MOST_CANDIDATES = 8
 
@@ -70,6 +70,7 @@ class Answers:
         candidate, proposer = view_of(request["candidate"]), member_of(request["proposer"])
         self._catch_up(request)
         with state.changed:
+            self._require_membership()
             self._require(candidate.base)
         if state.me.id not in candidate.ids:
             raise ValueError("this process is not in the candidate")
@@ -96,6 +97,7 @@ class Answers:
     def _on_switch(self, request: dict[str, Any]) -> dict[str, Any]:
         checked(request, {"view": str, "candidate": str})
         with self._state.changed:
+            self._require_membership()
             self._require(request["view"], is_member=True)
             self._state.switch = request["candidate"]
         return {}
@@ -124,6 +126,7 @@ class Answers:
             "highest": promise.highest._asdict(),
             "accepted": accepted,
             "has_result": promise.has_result,
+            "barred": bars_fields(state.barred),
         }
 
     def _adopt(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +184,14 @@ class Answers:
         return {}
 
     def _on_leave(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._remove(request, self._state.leaving)
+        """Note that a member leaves, and its will: facts that nobody else may know yet."""
+        state = self._state
+        expelled, barred = checked(request, {"expelled": [str], "barred": dict})["expelled"], bars_of(request["barred"])
+        with state.changed:
+            state.barred = state.barred.joined(barred)
+            for id_ in expelled:
+                self._remove({"member": id_}, state.expelled)
+            return self._remove(request, state.leaving)
 
     def _on_expel(self, request: dict[str, Any]) -> dict[str, Any]:
         state = self._state
@@ -224,10 +234,13 @@ class Answers:
             if state.view is not None and state.me.id in base.ids:
                 state.install(base)
 
+    def _require_membership(self) -> None:
+        """Raise ValueError if this process is no member any more; until the others know so, it still votes."""
+        if self._state.gone:
+            raise ValueError(self._state.gone)
+
     def _require(self, view: str, *, is_member: bool = False) -> None:
         """Raise ValueError if this member is in another view than `view`; a process that waits is in none."""
         state = self._state
-        if state.gone:
-            raise ValueError(state.gone)
         if (is_member and state.view is None) or (state.view is not None and state.view.id != view):
             raise ValueError("this member is in another view")

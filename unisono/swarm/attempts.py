@@ -22,6 +22,10 @@ from unisono.swarm.views import View
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
 
+# A call of a swarm of one member waits for nobody. A program that makes such calls without a pause would keep the
+# interpreter from the threads that answer newcomers, which then could not enter.
+_ALONE_S = 100e-6
+
 _OF_VIEW = (AbortedError, PeerLostError, CollectiveTimeoutError, TransportUnavailableError)
 
 
@@ -76,6 +80,8 @@ class Attempts:
         except UnisonoError as error:
             self._failed(view, comm, error, deadline)
             return False
+        if len(view.members) == 1:
+            time.sleep(_ALONE_S)
         self._settling.note(phase.least_age_s)
         with state.changed:
             if phase.is_boundary and state.view is view:

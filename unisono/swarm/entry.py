@@ -101,20 +101,20 @@ class Entry:
     def leave(self) -> None:
         """Let the others go on without this process, and wait until they know."""
         state, heartbeat_s = self.membership, self._settings.heartbeat_s
-        if state.gone:
+        if state.is_out:
             return
         view = state.view
         if view is None or len(view.members) == 1:
             self._places.leave(state.me, heartbeat_s)
             return
-        self.announce({"do": "leave", "member": state.me.id})
+        self.announce({"do": "leave", "member": state.me.id, **state.will()})
         deadline = Deadline(_LEAVING * heartbeat_s)
         with state.changed:
             # If all leave, nobody is there to choose a view without them.
-            while not state.gone and not deadline.has_passed() and set(view.ids) - state.peers.lost() - state.leaving:
+            while not state.is_out and not deadline.has_passed() and set(view.ids) - state.peers.lost() - state.leaving:
                 state.changed.wait(heartbeat_s / 4)
                 view = state.view or view
-        if not state.gone:
+        if not state.is_out:
             self._places.leave(state.me, heartbeat_s)
 
     def announce(self, request: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ from unisono.swarm.pace import Pace
 from unisono.swarm.peers import Peers
 from unisono.swarm.routes import Routes
 from unisono.swarm.settings import Settings
-from unisono.swarm.views import NO_BARS, Bars, Member, View, new_id, view_fields, view_of
+from unisono.swarm.views import NO_BARS, Bars, Member, View, bars_fields, new_id, view_fields, view_of
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
@@ -82,6 +82,7 @@ class Membership:
         is_frozen: whether this member has promised to begin no call in the present view.
         boundary: the id of the candidate that all members have passed in a second phase, or empty.
         gone: why this process is no member any more; empty as long as it is one, or has not been one.
+        is_out: whether the others know so, because they have chosen a view without it. Before, it still votes.
         has_lost_quorum: whether the last call has raised `QuorumLostError`.
         obstacle: why this process could not meet the others the last time; empty if it could.
         leaving, expelled, slow: the ids of members that leave, must leave, or are left behind because they are slow.
@@ -110,6 +111,7 @@ class Membership:
         self.is_frozen = False
         self.boundary = ""
         self.gone = ""
+        self.is_out = False
         self.leaving: set[str] = set()
         self.expelled: set[str] = set()
         self.slow: set[str] = set()
@@ -182,11 +184,16 @@ class Membership:
         """Enter a view that the members have chosen, unless this member has it or a newer one."""
         with self.changed:
             before = self.view
-            if self.gone or (before is not None and view.number <= before.number):
+            if before is not None and view.number <= before.number:
                 return
             is_member = self.me.id in view.ids
+            if before is not None and not is_member:
+                self.is_out = True
+                self.changed.notify_all()
+            if self.gone:
+                return
             if not is_member or (before is not None and self.has_result < view.next_call - 1):
-                self.gone = self._why_gone(is_member) if before is not None else ""
+                self.gone = self._why_gone(view) if before is not None else ""
                 self._end_view()
                 self.changed.notify_all()
                 return
@@ -207,10 +214,12 @@ class Membership:
         names = ", ".join(member.name for member in view.members)
         _log.info("view %d of the swarm: %s; the next call is #%d", view.number, names, view.next_call)
 
-    def _why_gone(self, is_member: bool) -> str:
-        if is_member or self.me.id not in self.leaving | self.expelled:
+    def _why_gone(self, view: View) -> str:
+        if self.me.id in view.ids:
             return LEFT_BEHIND
-        return EXPELLED if self.me.id in self.expelled else LEFT
+        if self.me.id in self.expelled or view.barred.bar(self.me):
+            return EXPELLED
+        return LEFT if self.me.id in self.leaving else LEFT_BEHIND
 
     def _end_view(self) -> None:
         comms = [comm for _, comm in self.candidates.values()]
@@ -223,10 +232,11 @@ class Membership:
 
     def close(self) -> None:
         """Leave the view and close its communicators. Later calls raise `LeftBehindError`."""
-        self._end(LEFT)
+        self.end(LEFT)
         self.peers.follow(())
 
-    def _end(self, why: str) -> None:
+    def end(self, why: str) -> None:
+        """End the membership of this process: its calls raise `LeftBehindError` with this text."""
         with self.changed:
             self.gone = self.gone or why
             self._end_view()
@@ -244,9 +254,16 @@ class Membership:
 
     def note_bar(self) -> None:
         """End the membership of this process, because its certificate is barred."""
-        self._end(EXPELLED)
+        with self.changed:
+            self.is_out = True
+            self.end(EXPELLED)
 
     # Messages to other members.
+
+    def will(self) -> dict[str, Any]:
+        """Return the facts that this process may be the only one to know, for its last message to the others."""
+        with self.changed:
+            return {"expelled": sorted(self.expelled), "barred": bars_fields(self.barred)}
 
     def tell(self, members: Sequence[Member], message: dict[str, Any]) -> None:
         """Send a message to other processes, without waiting."""

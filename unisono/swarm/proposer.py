@@ -21,8 +21,8 @@ from unisono.swarm.agreement import Promise, proposal, quorum_of
 from unisono.swarm.answers import Answers
 from unisono.swarm.communicators import serve_store
 from unisono.swarm.links import RefusedError
-from unisono.swarm.membership import Membership
-from unisono.swarm.views import Ballot, Member, View, ballot_of, new_id, view_fields, view_of
+from unisono.swarm.membership import EXPELLED, Membership
+from unisono.swarm.views import Ballot, Member, View, ballot_of, bars_of, new_id, view_fields, view_of
 from unisono.transports.rendezvous import host_and_port
 
 _log = log.get("rendezvous")
@@ -32,6 +32,8 @@ _LOOK_S = 0.05
 _MEETING_S = 10.0
 _MOST_PAUSE_S = 2.0
 _REPLY_GRACE_S = 2.0
+# A member that knows of its expulsion waits for so many heartbeats until the others choose a view without it.
+_VERDICT = 2.0
 # A member is slow if it takes so many times as long between calls as the others, and at least so long.
 _SLOW, _LEAST_PACE_S = 4.0, 0.05
 
@@ -63,6 +65,7 @@ class Proposer:
         self._highest = 0  # the number of the highest ballot that this member knows
         self._failures = 0
         self._needed_since: float | None = None
+        self._expelled_since = time.monotonic()
         self._is_closed = False
         self._named: set[tuple[int, str]] = set()
         self._known_as_slow: set[str] = set()
@@ -70,10 +73,11 @@ class Proposer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop proposing."""
+        """Stop proposing, once the others know of a view that has been chosen."""
         self._is_closed = True
         with self._state.changed:
             self._state.changed.notify_all()
+        self._thread.join(self._state.heartbeat_s)
 
     def offer(self, waiting: Sequence[Member]) -> None:
         """Note the processes that wait to enter."""
@@ -94,18 +98,21 @@ class Proposer:
         state = self._state
         with state.changed:
             view = state.view
-            if view is None or state.gone:
+            if view is None or state.gone or self._is_closed:
                 return
             self._note_late(view)
             self._note_slow(view)
+            if self._is_expelled_for_long():
+                state.end(EXPELLED)
+                return
             need = self._need(view)
             if need is None:
                 self._needed_since, self._failures = None, 0
                 return
             now = time.monotonic()
             self._needed_since = now if self._needed_since is None else self._needed_since
-            lost = state.peers.lost()
-            order = [id_ for id_ in view.ids if id_ not in lost | state.expelled | state.slow]
+            ended = self._ended()
+            order = [id_ for id_ in view.ids if id_ not in ended]
             turn = order.index(state.me.id) if state.me.id in order else len(order)
             if now - self._needed_since < turn * state.heartbeat_s or (turn and not need.is_urgent):
                 return
@@ -115,11 +122,27 @@ class Proposer:
             self._failures += 1
             time.sleep(min(_MOST_PAUSE_S, random.uniform(0, _LOOK_S) * 2**self._failures))
 
+    def _ended(self) -> frozenset[str]:
+        """Return the ids of members that make no further call: lost, expelled, slow, or gone by their own words."""
+        state = self._state
+        gone = {id_ for id_, reply in state.peers.replies().items() if reply.get("gone") is True}
+        return state.peers.lost() | gone | state.expelled | state.slow
+
+    def _is_expelled_for_long(self) -> bool:
+        """Return whether this member has known for long that it is expelled, and the others choose no view without it.
+
+        They may have ended at once. Until then, this member votes, because they may need it for a quorum.
+        """
+        state, now = self._state, time.monotonic()
+        if state.me.id not in state.expelled:
+            self._expelled_since = now
+        return now - self._expelled_since >= _VERDICT * state.heartbeat_s
+
     def _need(self, view: View) -> Need | None:
         """Return how the view must change; None if it need not, or this member cannot know. Under the lock."""
         state = self._state
         lost = state.peers.lost()
-        out = lost | state.leaving | state.expelled | state.slow
+        out = self._ended() | state.leaving
         if self._failures:  # those that members cannot reach, although they answer this one
             out |= state.suspects
         staying = tuple(member for member in view.members if member.id not in out)
@@ -310,7 +333,10 @@ class Proposer:
             last = self._bring_up_to_date(candidate, staying, given)
             if last is None:
                 return None
-            chosen = candidate._replace(next_call=last + 1)
+            barred = candidate.barred
+            for promise in given.values():
+                barred = barred.joined(promise.barred)
+            chosen = candidate._replace(next_call=last + 1, barred=barred)
         accept = {"do": "accept", "ballot": ballot._asdict(), "view": view_fields(chosen)}
         answers = self._ask(asked, accept).values()
         accepted = [reply for reply in answers if not isinstance(reply, Exception) and reply.get("is_accepted") is True]
@@ -380,7 +406,8 @@ def _promise_of(reply: Reply) -> Promise | None:
         accepted = reply.get("accepted")
         checked(accepted, (dict, type(None)))
         pair = None if accepted is None else (ballot_of(accepted.get("ballot")), view_of(accepted.get("view")))
-        return Promise(reply["is_given"], ballot_of(reply.get("highest")), pair, reply["has_result"])
+        barred = bars_of(reply.get("barred"))
+        return Promise(reply["is_given"], ballot_of(reply.get("highest")), pair, reply["has_result"], barred)
     except ValueError:
         return None
 

@@ -216,6 +216,8 @@ class Swarm:
             if not state.gone and not state.has_lost_quorum:
                 raise UsageError("this process is a member already")
             self._found_with = max(self._found_with, state.quorum())
+            if state.gone:
+                self._entry.leave()  # the others may need the vote of this one to go on without it
             self._entry.withdraw()
         barred = NO_BARS if self._entry is None else self._entry.membership.barred
         self._entry = entry = Entry(self._settings, self._caller, self._places, self._found_with, barred)

@@ -132,13 +132,25 @@ def view_of(fields: Any) -> View:
     """Return the view in a value from another process; raises ValueError if it is none."""
     checked(fields, _VIEW, "a view")
     members = tuple(member_of(member) for member in fields["members"][: MOST_MEMBERS + 1])
-    barred = Bars(*(frozenset(fields["barred"][kind][:MOST_BARRED]) for kind in _BARS))
+    barred = bars_of(fields["barred"])
     view = View(**{**{name: fields[name] for name in _VIEW}, "members": members, "barred": barred})
     if not 0 < len(members) <= MOST_MEMBERS or len(set(view.ids)) < len(members) or view.number < 1:
         raise ValueError("a view is out of range")
+    return view
+
+
+def bars_of(fields: Any) -> Bars:
+    """Return the bars in a value from another process; raises ValueError if it has none."""
+    checked(fields, _BARS, "bars")
+    barred = Bars(*(frozenset(fields[kind][:MOST_BARRED]) for kind in _BARS))
     if any(len(name) > MOST_NAME for names in barred for name in names) or "" in barred.certificates:
         raise ValueError("a bar is out of range")
-    return view
+    return barred
+
+
+def bars_fields(barred: Bars) -> dict[str, list[str]]:
+    """Return bars in the form for other processes."""
+    return {kind: sorted(names)[:MOST_BARRED] for kind, names in barred._asdict().items()}
 
 
 def view_fields(view: View) -> dict[str, Any]:
@@ -146,7 +158,7 @@ def view_fields(view: View) -> dict[str, Any]:
     return {
         **view._asdict(),
         "members": [member._asdict() for member in view.members],
-        "barred": {kind: sorted(names)[:MOST_BARRED] for kind, names in view.barred._asdict().items()},
+        "barred": bars_fields(view.barred),
     }
 
 
