@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -284,6 +285,57 @@ def test_of_two_members_that_differ_one_goes_on_when_the_other_one_has_its_error
     assert outputs == ["differs", "went on 1"]
 
 
+# "B" passes a dict of another key, in the same form and of the same length.
+KEYS = """
+with un.Swarm(places, min_size=2, **settings) as swarm:
+    x = {"w": np.ones(2), ("b" if name != "B" else "c"): np.ones(2)}
+    while swarm.size < 3:
+        time.sleep(0.01)
+    try:
+        for _ in range(3):
+            total = swarm.allreduce(x, "sum")
+        assert sorted(total) == ["b", "w"] and total["b"].tolist() == [2.0, 2.0]
+        print("went on", len(swarm.last_call.contributors))
+    except un.MismatchError as error:
+        print(error.message)
+"""
+
+
+def test_arrays_of_different_keys_are_never_combined(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "ABC":
+            swarm.start(name, KEYS)
+        outputs = {name: swarm.printed(name).strip() for name in "ABC"}
+    assert outputs["A"] == outputs["C"] == "went on 2"
+    assert "passes arrays of other keys than the others" in outputs["B"]
+    assert "x['c'], x['w']" in outputs["B"]
+
+
+READ_ONLY = np.broadcast_to(np.zeros(1), 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda swarm: swarm.allreduce(np.ones(2), out=np.zeros(3)), r"out is float64\[3\], and x float64\[2\]"),
+        (lambda swarm: swarm.allreduce(np.ones(2), out=np.zeros(2, int)), r"out is int64\[2\], and x float64"),
+        (lambda swarm: swarm.allreduce(np.ones(2), out=READ_ONLY), "out is read-only"),
+        (lambda swarm: swarm.allreduce([np.ones(2)], out=[]), "there is no array"),
+        (lambda swarm: swarm.allreduce([np.ones(2)], out=[np.ones(2)] * 2), "out has 2 arrays, and the result 1"),
+        (lambda swarm: swarm.allreduce({"w": 1.5}), r"x\['w'\] must be an array, not float"),
+        (lambda swarm: swarm.allgather(np.float64(1)), "x must be an array, not numpy.float64"),
+        (lambda swarm: swarm.state({"w": np.ones(2)}, 1, check_every=1.5), "check_every must be a number of calls"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_the_call(call: Callable[[un.Swarm], object], text: str) -> None:
+    key = os.urandom(32)
+    with un.MeetingPlace("tcp://127.0.0.1:0", key) as place, un.Swarm(place.url, key=key) as swarm:
+        with pytest.raises(un.UsageError, match=text):
+            call(swarm)
+        assert swarm.next_call == 1
+        assert swarm.allreduce(np.ones(2), "sum").tolist() == [1.0, 1.0]
+
+
 # "A" and "B" go on whatever the others bring. "slow" computes ten times as long as they do.
 GOING_ON = """
 w, step, names = np.zeros(3), 0, set()
@@ -404,7 +456,7 @@ def test_a_wrong_call_is_refused_before_anything_is_sent() -> None:
     with un.MeetingPlace("tcp://127.0.0.1:0", key) as place, un.Swarm(place.url, key=key) as swarm:
         for call, text in (
             (lambda: swarm.broadcast(x, 0), "root must be a member, such as swarm.members.0."),  # type: ignore[arg-type]
-            (lambda: swarm.allreduce(2.0), "x must be an array, or a list or dict of arrays, not 2.0"),
+            (lambda: swarm.allreduce(2.0), "x must be an array, not float"),
             (lambda: swarm.state({"x": x}, 1, check_every=-1), "check_every must be a number of calls, or 0"),
         ):
             with pytest.raises(un.UsageError, match=text):

@@ -32,12 +32,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from unisono.collectives.arrays import adapters
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
 
 _TOKEN_NBYTES = 7  # so that its negative is an int64 too
+_MOST_SHOWN = 8
 
 
 class SwarmCall:
@@ -105,40 +106,72 @@ class Leaves:
     Args:
         value: the value.
 
+        name: its name, for errors.
+
     Attributes:
         arrays: the arrays; those of a dict in the order of its keys.
+        names: their names, such as ``x['a'][0]``.
 
     Raises:
-        UsageError: there is no array in it, it is a number, or a dict has keys of different types.
+        UsageError: there is no array in it, another object is, or a dict has keys of different types.
 
-    >>> leaves = Leaves({"b": [1.0], "a": (2.0, 3.0)})
-    >>> leaves.arrays, leaves.value_of([20, 30, 10])
-    ([2.0, 3.0, 1.0], {'a': (20, 30), 'b': [10]})
+    >>> leaves = Leaves({"b": [np.ones(1)], "a": (np.ones(1), np.ones(1))})
+    >>> leaves.names, leaves.value_of([20, 30, 10])
+    (["x['a'][0]", "x['a'][1]", "x['b'][0]"], {'a': (20, 30), 'b': [10]})
     """
 
-    def __init__(self, value: Any) -> None:
-        if isinstance(value, (int, float, complex)):
-            raise UsageError(f"x must be an array, or a list or dict of arrays, not {value!r}: pass numpy.asarray(x)")
+    def __init__(self, value: Any, name: str = "x") -> None:
         self._value = value
         self.arrays: list[Any] = []
-        self._collect(value)
+        self.names: list[str] = []
+        self._collect(value, name)
         if not self.arrays:
             raise UsageError("there is no array to pass to the other members: pass one, or a list or dict of arrays")
+
+    @property
+    def form(self) -> str:
+        """The names of all arrays, if one is in a dict; else the empty text, because their number and order say all."""
+        return "\n".join(self.names) if any("['" in name or '["' in name for name in self.names) else ""
+
+    def check_out(self, out: Any) -> Leaves:
+        """Return the arrays of `out`, which are to receive a result like these arrays.
+
+        Raises:
+            UsageError: they cannot, because they have another form, shape or dtype, or are read-only.
+        """
+        targets = Leaves(out, "out")
+        if len(targets.arrays) != len(self.arrays):
+            raise UsageError(f"out has {len(targets.arrays)} arrays, and the result {len(self.arrays)}")
+        for array, name, target, target_name in zip(
+            self.arrays, self.names, targets.arrays, targets.names, strict=True
+        ):
+            source = adapters.view(array, name)
+            written = adapters.adapter_of(target, target_name).view_to_write(target, target_name)
+            if (written.shape, written.dtype) != (source.shape, source.dtype):
+                raise UsageError(
+                    f"{target_name} is {written.dtype}{list(written.shape)}, and {name} {source.dtype}"
+                    f"{list(source.shape)}: pass an array of the same shape and dtype"
+                )
+            if not written.flags.writeable:
+                raise UsageError(f"{target_name} is read-only, so it cannot receive the result")
+        return targets
 
     def value_of(self, arrays: Sequence[Any]) -> Any:
         """Return a value of the same form with these arrays."""
         rest = iter(arrays)
         return self._rebuilt(self._value, lambda: next(rest))
 
-    def _collect(self, value: Any) -> None:
+    def _collect(self, value: Any, name: str) -> None:
         if isinstance(value, Mapping):
             for key in _ordered(value):
-                self._collect(value[key])
+                self._collect(value[key], f"{name}[{key!r}]")
         elif type(value) in (list, tuple):
-            for each in value:
-                self._collect(each)
+            for number, each in enumerate(value):
+                self._collect(each, f"{name}[{number}]")
         else:
+            adapters.adapter_of(value, name)
             self.arrays.append(value)
+            self.names.append(name)
 
     def _rebuilt(self, value: Any, take: Callable[[], Any]) -> Any:
         if isinstance(value, Mapping):
@@ -157,14 +190,41 @@ def _ordered(value: Mapping[Any, Any]) -> list[Any]:
         ) from None
 
 
-def delivered(leaves: Leaves, results: Sequence[Any], out: Any) -> Any:
-    """Return the results in the form of the caller's arrays, in `out` if there is one."""
-    if out is None:
+class Forms:
+    """Checks that the members pass values of one form: without it, arrays of different keys would be combined.
+
+    Equal forms are checked once on a communicator. A member that has checked another form before makes another call
+    than the others, which the communicator notices.
+    """
+
+    def __init__(self) -> None:
+        self._comm: Communicator | None = None
+        self._checked: set[str] = set()
+
+    def check(self, form: str, comm: Communicator, timeout_s: float) -> None:
+        """Check the form of a value with the other members; raises MismatchError, with the member that differs."""
+        if self._comm is not comm:
+            self._comm, self._checked = comm, set()
+        if not form or form in self._checked:
+            return
+        own = hashlib.sha256(form.encode()).digest()[:_TOKEN_NBYTES]
+        tokens = comm.allgather(np.array([int.from_bytes(own, "big")], np.int64), timeout_s=timeout_s).tolist()
+        usual = max(tokens, key=lambda token: (tokens.count(token), -tokens.index(token)))
+        if odd := [rank for rank, token in enumerate(tokens) if token != usual]:
+            peer = comm.rank if comm.rank in odd else odd[0]
+            raise MismatchError(
+                f"rank {peer} passes arrays of other keys than the others; on rank {comm.rank} they are"
+                f" {', '.join(form.splitlines()[:_MOST_SHOWN])}",
+                peer=peer,
+            )
+        self._checked.add(form)
+
+
+def delivered(leaves: Leaves, results: Sequence[Any], out: Any = None, targets: Leaves | None = None) -> Any:
+    """Return the results in the form of the caller's arrays, in `out` if there is one, whose arrays are `targets`."""
+    if targets is None:
         return leaves.value_of(results)
-    targets = Leaves(out).arrays
-    if len(targets) != len(results):
-        raise UsageError(f"out has {len(targets)} arrays, and the result {len(results)}")
-    for target, result in zip(targets, results, strict=True):
+    for target, result in zip(targets.arrays, results, strict=True):
         adapters.adapter_of(target, "out").view_to_write(target, "out")[...] = adapters.view(result, "the result")
     return out
 

@@ -14,7 +14,7 @@ from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.foundation.uncopyable import uncopyable
 from unisono.operations import Op
 from unisono.options import Options
-from unisono.swarm.calls import Leaves, SwarmCall, delivered, repeated
+from unisono.swarm.calls import Forms, Leaves, SwarmCall, delivered, repeated
 from unisono.swarm.entry import Entry
 from unisono.swarm.links import Caller
 from unisono.swarm.meeting_place import Places
@@ -122,6 +122,7 @@ class Swarm:
         self._place_caller = Caller(self._settings.key, self._settings.job, by_key)
         self._places = Places(urls, self._place_caller, serves=serve, key=self._settings.key)
         self._calling = threading.Lock()
+        self._forms = Forms()
         self.last_call: LastCall | None = None
         self._is_closed = False
         self._entry: Entry | None = None
@@ -250,21 +251,21 @@ class Swarm:
 
         Raises:
             UsageError: the call is wrong; nothing has been sent.
-            MismatchError: this member passes other arrays than the others, which go on without it.
+            MismatchError: this member passes other arrays than the others, or arrays of other keys. They go on without
+                it.
             QuorumLostError: too few members answer. The call may be made again, or this process may `enter` again.
             LeftBehindError: the other members have gone on without this one.
             CollectiveTimeoutError: the call has not ended in time.
         """
         leaves = Leaves(x)
-        results = self._make(
-            SwarmCall(
-                "allreduce",
-                lambda comm, limit_s: comm.allreduce(leaves.arrays, op, timeout_s=limit_s, **options),
-                lambda _: leaves.arrays,
-            ),
-            self._limit(timeout_s),
-        )
-        return cast(Arrays, delivered(leaves, results, out))
+        targets = None if out is None else leaves.check_out(out)
+
+        def make(comm: Any, limit_s: float) -> Any:
+            self._forms.check(leaves.form, comm, limit_s)
+            return comm.allreduce(leaves.arrays, op, timeout_s=limit_s, **options)
+
+        results = self._make(SwarmCall("allreduce", make, lambda _: leaves.arrays), self._limit(timeout_s))
+        return cast(Arrays, delivered(leaves, results, out, targets))
 
     def broadcast(
         self, x: Arrays, root: Member, *, out: Arrays | None = None, timeout_s: float | None = None
@@ -284,8 +285,10 @@ class Swarm:
         if not isinstance(root, Member):
             raise UsageError(f"root must be a member, such as swarm.members[0], because ranks may change; got {root!r}")
         leaves = Leaves(x)
+        targets = None if out is None else leaves.check_out(out)
 
         def make(comm: Any, limit_s: float) -> Any:
+            self._forms.check(leaves.form, comm, limit_s)
             ids = self._membership().ids_of(comm)
             has_root = root.id in ids
             result = comm.broadcast(leaves.arrays, ids.index(root.id) if has_root else 0, timeout_s=limit_s)
@@ -295,7 +298,7 @@ class Swarm:
         results = self._make(SwarmCall("broadcast", make, lambda _: leaves.arrays), self._limit(timeout_s))
         if results is None:
             raise PeerLostError(f"the root of the broadcast, {root.name}, is no member of the swarm any more")
-        return cast(Arrays, delivered(leaves, results, out))
+        return cast(Arrays, delivered(leaves, results, out, targets))
 
     def allgather(self, x: Arrays, *, timeout_s: float | None = None) -> Arrays:
         """Return the concatenation of the arrays of all members, in the order of `last_call.contributors`.
@@ -303,15 +306,13 @@ class Swarm:
         The arguments and errors are those of `allreduce`. Each array of `x` has at least one dimension.
         """
         leaves = Leaves(x)
-        results = self._make(
-            SwarmCall(
-                "allgather",
-                lambda comm, limit_s: comm.allgather(leaves.arrays, timeout_s=limit_s),
-                lambda size: [repeated(array, size) for array in leaves.arrays],
-            ),
-            self._limit(timeout_s),
-        )
-        return cast(Arrays, delivered(leaves, results, None))
+
+        def make(comm: Any, limit_s: float) -> Any:
+            self._forms.check(leaves.form, comm, limit_s)
+            return comm.allgather(leaves.arrays, timeout_s=limit_s)
+
+        call = SwarmCall("allgather", make, lambda size: [repeated(array, size) for array in leaves.arrays])
+        return cast(Arrays, delivered(leaves, self._make(call, self._limit(timeout_s))))
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Wait until all members have made this call."""
