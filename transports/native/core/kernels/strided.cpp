@@ -1,5 +1,6 @@
 #include "kernels/strided.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -42,8 +43,15 @@ CopyRuns copier_of(std::size_t nbytes) {
 
 StridedCopies::StridedCopies(std::size_t itemsize, const std::vector<StridedCopy>& copies) {
   for (const StridedCopy& copy : copies) {
-    copies_.push_back(shortened(itemsize, copy));
-    nbytes_ += copies_.back().nbytes;
+    const Runs runs = shortened(itemsize, copy);
+    nbytes_ += runs.nbytes;
+    const auto like = std::find_if(groups_.begin(), groups_.end(), [&](const Runs& group) {
+      return group.outer == runs.outer && group.inner == runs.inner && group.run_nbytes == runs.run_nbytes;
+    });
+    if (like == groups_.end())
+      groups_.push_back(runs);
+    else
+      like->ends.push_back(runs.ends.front());
   }
 }
 
@@ -76,7 +84,7 @@ StridedCopies::Runs StridedCopies::shortened(std::size_t itemsize, const Strided
     inner = axes.back();
     axes.pop_back();
   }
-  return {copy.dst, copy.src, std::move(axes), inner, run_nbytes, nbytes};
+  return {{{copy.dst, copy.src}}, std::move(axes), inner, run_nbytes, nbytes};
 }
 
 void StridedCopies::run(const Runs& runs) {
@@ -84,18 +92,19 @@ void StridedCopies::run(const Runs& runs) {
   const CopyRuns copy_inner = copier_of(runs.run_nbytes);
   const Axis& inner = runs.inner;
   std::vector<std::int64_t> at(runs.outer.size(), 0);
-  std::byte* dst = runs.dst;
-  const std::byte* src = runs.src;
+  std::int64_t dst_offset = 0;
+  std::int64_t src_offset = 0;
   for (;;) {
-    copy_inner(dst, inner.dst_stride, src, inner.src_stride, runs.run_nbytes, inner.length);
+    for (const auto& [dst, src] : runs.ends)
+      copy_inner(dst + dst_offset, inner.dst_stride, src + src_offset, inner.src_stride, runs.run_nbytes, inner.length);
     std::size_t axis = runs.outer.size();
     for (; axis > 0; --axis) {
       const Axis& moved = runs.outer[axis - 1];
-      dst += moved.dst_stride;
-      src += moved.src_stride;
+      dst_offset += moved.dst_stride;
+      src_offset += moved.src_stride;
       if (++at[axis - 1] < moved.length) break;
-      dst -= moved.dst_stride * moved.length;
-      src -= moved.src_stride * moved.length;
+      dst_offset -= moved.dst_stride * moved.length;
+      src_offset -= moved.src_stride * moved.length;
       at[axis - 1] = 0;
     }
     if (axis == 0) return;
@@ -103,7 +112,7 @@ void StridedCopies::run(const Runs& runs) {
 }
 
 void StridedCopies::run() const {
-  for (const Runs& runs : copies_) run(runs);
+  for (const Runs& runs : groups_) run(runs);
 }
 
 }  // namespace unisono
