@@ -51,7 +51,8 @@ class Windows(Dispatcher):
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
 
         Raises:
-            UsageError: the arguments are wrong, or the links of the communicator do not belong to the native core.
+            UsageError: the arguments are wrong, the links of the communicator do not belong to the native core, or a
+                rank has no memory for its part; then all ranks raise it.
             MismatchError: ranks pass different dtypes. The communicator stays usable.
             PeerLostError, CollectiveTimeoutError, AbortedError: as in `allgather`.
 

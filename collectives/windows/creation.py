@@ -1,7 +1,8 @@
 """How the ranks of a communicator make a window together.
 
-Each rank checks its own arguments first. Then all ranks exchange the facts of their parts, the names of segments, and
-whether they could open them: three small allgathers. So all ranks know the same about every part.
+Each rank checks its own arguments first. Then all ranks exchange the facts of their parts, the names of segments,
+whether they could open them, and whether they have memory: four small allgathers. So all ranks know the same about
+every part, and either all of them make the window or none does.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def create(comm: WindowComm, executor: WindowExecutor, plan: _Plan, *, is_contig
     """Make the window with the other ranks of `comm`, whose executor is `executor`.
 
     Raises:
+        UsageError: a rank has no memory for its part.
         MismatchError: the ranks pass different dtypes, or differ in `is_contiguous`.
         PeerLostError, CollectiveTimeoutError, AbortedError: as in `allgather`.
     """
@@ -92,6 +94,9 @@ def create(comm: WindowComm, executor: WindowExecutor, plan: _Plan, *, is_contig
     else:
         _gathered(comm, _NOTHING, timeout_s)
         _gathered(comm, (1,), timeout_s)
+    if segment is None:
+        plan = _with_memory(plan)
+    _check_memory(_gathered(comm, (segment is not None or plan.memory is not None,), timeout_s), facts, comm)
     if segment is None:
         return _on_own_memory(comm, executor, plan, facts)
     return _on_segment(comm, executor, plan, facts, sharing, segment)
@@ -117,6 +122,26 @@ def _check_agreement(facts: Sequence[_Fact], comm: WindowComm) -> None:
             )
         if fact.is_contiguous != first.is_contiguous:
             raise MismatchError("ranks pass different values of contiguous", peer=comm.world_ranks[rank])
+
+
+def _with_memory(plan: _Plan) -> _Plan:
+    """Return the part with an array of its own; without one if the system has no memory for it."""
+    if plan.array is not None:
+        return plan
+    try:
+        array: AnyArray = np.zeros(plan.shape, plan.element.numpy)
+    except (MemoryError, ValueError):
+        return plan
+    return plan._replace(array=array, memory=array.reshape(-1).view(np.uint8))
+
+
+def _check_memory(have: Sequence[Sequence[int]], facts: Sequence[_Fact], comm: WindowComm) -> None:
+    for rank, (has_memory,) in enumerate(have):
+        if not has_memory:
+            number, nbytes = comm.world_ranks[rank], facts[rank].nbytes
+            raise UsageError(
+                f"rank {number} has no memory for its part of {nbytes} bytes: pass a smaller shape there", peer=number
+            )
 
 
 def _name_of(code: int) -> str:
@@ -149,9 +174,6 @@ def _shared(comm: WindowComm, sharing: Sequence[int], layout: Layout, timeout_s:
 
 def _on_own_memory(comm: WindowComm, executor: WindowExecutor, plan: _Plan, facts: Sequence[_Fact]) -> Window:
     """Return a window in which this rank maps only its own part."""
-    if plan.array is None:
-        array: AnyArray = np.zeros(plan.shape, plan.element.numpy)
-        plan = plan._replace(array=array, memory=array.reshape(-1).view(np.uint8))
     assert plan.memory is not None
     part = executor.part_of(plan.memory, private_locks(), 0, comm.timeout_s)
     return _opened(comm, executor, plan, facts, {comm.rank: part}, {comm.rank: plan.memory})

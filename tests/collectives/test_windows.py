@@ -514,6 +514,16 @@ def test_ranks_that_disagree_on_a_window_learn_it_and_go_on(ranks: Ranks) -> Non
     assert ranks.run_calls(disagree) == [([un.MismatchError] * 2, SIZE)] * SIZE
 
 
+def lacks_memory(world: un.Communicator) -> Any:
+    error = raised(lambda: world.window(1 << 50 if world.rank == 1 else 3, "uint8"))
+    return type(error), error.message, error.peer, int(world.allreduce(np.array(1)))
+
+
+def test_all_ranks_learn_which_one_has_no_memory_for_its_part(ranks: Ranks) -> None:
+    text = f"rank 1 has no memory for its part of {1 << 50} bytes: pass a smaller shape there"
+    assert ranks.run_calls(lacks_memory) == [(un.UsageError, text, 1, SIZE)] * SIZE
+
+
 # --- the end of windows --------------------------------------------------------------------------------------------
 
 
