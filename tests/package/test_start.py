@@ -122,5 +122,19 @@ def test_ml_dtypes_work_by_name_and_on_an_existing_communicator(
     assert printed(FIRST_RESULT + LACKED, tmp_path) == ["bfloat16", "6", "float8_e5m2", "6"]
 
 
+WITHOUT_SIGNATURES = """
+import inspect
+
+def refuse(*_, **__):
+    raise AssertionError("inspect compiles Python's tokenizer, which takes milliseconds")
+
+inspect.Signature.from_callable = refuse
+"""
+
+
+def test_first_result_reads_no_signatures(tmp_path: Path) -> None:
+    assert printed("import numpy\n" + WITHOUT_SIGNATURES + FIRST_RESULT, tmp_path) == []
+
+
 def test_first_result_compiles_no_data_classes(tmp_path: Path) -> None:
     assert printed(FIRST_RESULT + COMPILED, tmp_path) == []

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from support.deadlines import DEADLINE_S
@@ -16,10 +17,18 @@ from support.deadlines import DEADLINE_S
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
 from unisono.foundation.deadlines import Deadline
 from unisono.transports.host.fd_limit import lift_limit_of_files
-from unisono.transports.links import handshake_io, listener as listener_module
+from unisono.transports.links import dialer as dialer_module, handshake_io, listener as listener_module
 from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import HELLO_NBYTES, DialerHandshake, Hello, Purpose
+from unisono.transports.links.handshake import (
+    HELLO_NBYTES,
+    AcceptorHandshake,
+    Admission,
+    DialerHandshake,
+    HandshakeError,
+    Hello,
+    Purpose,
+)
 from unisono.transports.links.handshake_io import greet
 from unisono.transports.links.listener import Addresses, Listener
 
@@ -398,6 +407,94 @@ def test_dialing_a_rank_that_does_not_answer_times_out():
         where = Addresses("host", "", "127.0.0.1", silent.getsockname()[1], os.getpid())
         with pytest.raises(CollectiveTimeoutError, match=r"did not answer within 0\.1 s"):
             knock(where, timeout_s=0.1)
+
+
+class SlowAcceptor:
+    """A rank 0 that listens and makes each step of a handshake when the test wants it, as if it waited for a core."""
+
+    def __init__(self):
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.addresses = Addresses("host", "", "127.0.0.1", self.listening.getsockname()[1], os.getpid())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.listening.close()
+
+    def answer(self):
+        """Answer the HELLO of the next connection. Return the connection, and the reply to the proof, unsent."""
+        self.listening.settimeout(DEADLINE_S)
+        sock, _ = self.listening.accept()
+        handshake = AcceptorHandshake(KEY, Admission(JOB, 0, 0, frozenset({1}), frozenset({Purpose.TCP})))
+        sock.sendall(handshake.receive(sock.recv(handshake.needed, socket.MSG_WAITALL)))
+        return sock, handshake.receive(sock.recv(handshake.needed, socket.MSG_WAITALL))
+
+    def assert_nobody_dials(self):
+        self.listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            self.listening.accept()
+
+
+def test_dialer_keeps_a_connection_that_the_peer_may_have_admitted(monkeypatch):
+    """The peer would take the end of that connection for the end of the rank."""
+    monkeypatch.setattr(dialer_module, "_PATIENCE_S", (1e6, 1e6))
+    loop, connected, fired = EventLoop("dialer", lambda error: None), queue.Queue(), threading.Event()
+    dialer = Dialer(loop, DialingRank(KEY, JOB, 0, 1), lambda: False)
+    with SlowAcceptor() as acceptor:
+        loop.start()
+        dialer.dial(target(acceptor.addresses), connected.put, connected.put)
+        sock, ready = acceptor.answer()
+        ((_, _, expire),) = dialer._connections.values()
+        loop.submit(expire)
+        loop.submit(fired.set)
+        assert fired.wait(DEADLINE_S)
+        acceptor.assert_nobody_dials()
+        with sock:
+            sock.sendall(ready)
+            connected.get(timeout=DEADLINE_S).close()
+        loop.close(dialer.close)
+
+
+def test_limit_of_the_answer_does_not_limit_the_rest_of_the_handshake():
+    answer_s = 0.3
+
+    def admit_late():
+        while True:
+            with contextlib.suppress(HandshakeError, ConnectionError):  # the dialer gave up before the answer
+                sock, ready = acceptor.answer()
+                break
+        time.sleep(3 * answer_s)
+        with sock:
+            sock.sendall(ready)
+            sock.recv(1)
+
+    with SlowAcceptor() as acceptor:
+        admitting = threading.Thread(target=admit_late)
+        admitting.start()
+        sock = None
+        while sock is None:
+            with contextlib.suppress(CollectiveTimeoutError):
+                sock, _ = dial(DialingRank(KEY, JOB, 0, 1), target(acceptor.addresses), DEADLINE_S, answer_s=answer_s)
+            assert sock or admitting.is_alive()
+        sock.close()
+        admitting.join()
+
+
+@pytest.mark.parametrize("use_unix", [False, True])
+def test_only_ranks_of_other_hosts_have_a_time_for_the_handshake(monkeypatch, use_unix):
+    monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(handshake_io, "HELLO_TIMEOUT_S", 0.05)
+    with contextlib.closing(RecordingListener()) as door, stranger(door.addresses, use_unix) as silent:
+        with stranger(door.addresses) as other:
+            assert_dropped(other)
+        assert_serves(door)
+        if use_unix:
+            silent.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                silent.recv(1)
+        else:
+            assert_dropped(silent)
 
 
 def test_dialer_waits_while_the_unix_backlog_is_full():

@@ -9,6 +9,7 @@ limit: it tries again as long as the peer may still answer, because a rank that 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import socket
@@ -34,6 +35,8 @@ _PAUSE_S = 0.001
 _REDIAL_PAUSE_S = 0.01
 # An acceptor that lacks descriptors, or is at its limit of handshakes, drops connections without an answer. A dialer
 # that gets no answer for the first time tries again. The time doubles with each attempt, up to the second value.
+# A dialer that has been answered does not give up: the acceptor may have admitted it already, and would take the end of
+# the connection for the end of this rank. Where many ranks share few cores, the last message may take many seconds.
 _PATIENCE_S = (5.0, 60.0)
 # After this time, a second attempt to open a broken connection anew begins beside the first one. The network may be
 # back by then, and the kernel repeats the lost packet of the first attempt only seconds later. So many run at once.
@@ -160,6 +163,11 @@ class Connection:
             failure = OSError(code, os.strerror(code))
             raise self._error(failure) from failure
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the peer has answered the HELLO. This rank has then sent its proof, and the peer may admit it."""
+        return self._handshake is not None and self._handshake.is_answered
+
     def advance(self) -> Hello | None:
         """Advance as far as is possible now; return the peer's agreed HELLO once the handshake is complete, else None.
 
@@ -234,7 +242,12 @@ def _error_of(caller: DialingRank, target: Target, error: OSError | HandshakeErr
 
 
 def dial(
-    caller: DialingRank, target: Target, timeout_s: float, sock: socket.socket | None = None
+    caller: DialingRank,
+    target: Target,
+    timeout_s: float,
+    sock: socket.socket | None = None,
+    *,
+    answer_s: float = math.inf,
 ) -> tuple[socket.socket, Hello]:
     """Connect to a rank; return the blocking socket and the peer's agreed HELLO.
 
@@ -243,23 +256,25 @@ def dial(
         target: the rank that must answer.
         timeout_s: seconds until the handshake must be complete.
         sock: a connection to the target, which is closed on an error; by default it is dialled.
+        answer_s: seconds until the peer must have answered the HELLO, if that is less.
 
     Raises:
         CollectiveTimeoutError: the peer did not answer in time.
         PeerLostError, TransportUnavailableError: for the reasons of `Connection.advance`.
     """
-    deadline = Deadline(timeout_s)
+    answer_s = min(answer_s, timeout_s)
+    deadline, answered_by = Deadline(timeout_s), Deadline(answer_s)
     try:
-        connection = _begun(caller, target, deadline) if sock is None else Connection(caller, target, sock)
+        connection = _begun(caller, target, answered_by) if sock is None else Connection(caller, target, sock)
         try:
-            while (hello := _next(connection, deadline)) is None:
+            while (hello := _next(connection, deadline if connection.is_answered else answered_by)) is None:
                 pass
         except BaseException:
             connection.close()
             raise
         return connection.sock, hello
     except TimeoutError:
-        message = f"{shown(target)} did not answer within {timeout_s:g} s"
+        message = f"{shown(target)} did not answer within {answer_s:g} s"
         raise CollectiveTimeoutError(message, rank=caller.rank, peer=target.peer) from None
 
 
@@ -383,7 +398,7 @@ class Dialer:
         attempts.on_connected(connection.sock)
 
     def _expire(self, attempts: _Attempts, connection: Connection) -> None:
-        if connection in self._connections:
+        if connection in self._connections and not connection.is_answered:
             self._drop(connection)
             attempts.running.remove(connection)
             self._begin(attempts)
@@ -465,8 +480,8 @@ def _next(connection: Connection, deadline: Deadline) -> Hello | None:
     """Wait until the connection can advance, and advance it."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLOUT if connection.is_connecting else select.POLLIN)
-    poll.poll(1e3 * deadline.checked_remaining_s())
-    deadline.checked_remaining_s()
+    while not poll.poll(1e3 * deadline.checked_remaining_s()):
+        pass
     return connection.advance()
 
 

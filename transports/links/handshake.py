@@ -306,6 +306,11 @@ class DialerHandshake(_Handshake):
         self._hello = hello
         self.opening = hello.pack()
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the acceptor has answered the HELLO, and the dialer has made its proof."""
+        return bool(self._secret)
+
     def _on_answer(self, message: bytes) -> bytes:
         answer, proof = message[:HELLO_NBYTES], message[HELLO_NBYTES:]
         transcript = self.opening + answer

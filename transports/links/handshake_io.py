@@ -2,9 +2,10 @@
 
 If both sides agree on TLS, it begins at the end of the handshake (tcp/tls.py).
 
-Anybody may connect. A connection that does not complete the handshake is closed after five seconds at most, and after
-one second if it comes by TCP and has not sent a HELLO. Until then it takes a bounded amount of memory, and its only
-other effect is a line in the debug log. All of them together take a quarter of the free descriptors at most.
+Anybody may connect. A connection by TCP that does not complete the handshake is closed after five seconds at most, and
+after one second if it has not sent a HELLO. Until then it takes a bounded amount of memory, and its only other effect
+is a line in the debug log. All of them together take a quarter of the free descriptors at most. Only processes of this
+user connect by a Unix socket. They have no time limit, because one of them may wait for its core for many seconds.
 """
 
 from __future__ import annotations
@@ -124,10 +125,9 @@ class HandshakeServer:
         self._limit = limit
         self._admit = admit
         self._tls = tls or TlsPolicy()
-        self._pending: dict[socket.socket, Timer] = {}  # in order, each with the end of its time
-        self._silent: dict[
-            socket.socket, Timer | None
-        ] = {}  # those without a HELLO, each with the end of its time for it
+        # In order, each with the end of its time, if it has one; and those without a HELLO, with the end of that time.
+        self._pending: dict[socket.socket, Timer | None] = {}
+        self._silent: dict[socket.socket, Timer | None] = {}
         self._allowed = limit
         self._counted = Deadline(0.0)  # the end of the time for which `_allowed` holds
 
@@ -159,12 +159,13 @@ class HandshakeServer:
             return
         handshake = AcceptorHandshake(self._key, dataclasses.replace(self._admission, features=features))
         self._loop.watch(sock, partial(self._receive, sock, handshake))
-        late = partial(self._drop, sock, "no handshake in time")
-        self._pending[sock] = self._loop.call_after(HANDSHAKE_TIMEOUT_S, late)
-        no_hello = partial(self._drop, sock, "no HELLO in time")
-        # Only processes of this user connect by a Unix socket, and one of them may wait for its core.
+        self._pending[sock] = self._drop_after(HANDSHAKE_TIMEOUT_S, sock, "no handshake in time")
+        self._silent[sock] = self._drop_after(HELLO_TIMEOUT_S, sock, "no HELLO in time")
+
+    def _drop_after(self, seconds: float, sock: socket.socket, reason: str) -> Timer | None:
+        """Drop a connection after a time, unless the other side is a process of this user and this host."""
         is_stranger = sock.family != socket.AF_UNIX
-        self._silent[sock] = self._loop.call_after(HELLO_TIMEOUT_S, no_hello) if is_stranger else None
+        return self._loop.call_after(seconds, partial(self._drop, sock, reason)) if is_stranger else None
 
     def _most_pending(self) -> int:
         """Return how many handshakes may run at once now: at least one."""
@@ -255,10 +256,12 @@ class HandshakeServer:
 
     def _forget(self, sock: socket.socket) -> None:
         self._end_silence(sock)
-        self._loop.cancel(self._pending.pop(sock))
+        self._cancel(self._pending.pop(sock))
 
     def _end_silence(self, sock: socket.socket) -> None:
-        timer = self._silent.pop(sock, None)
+        self._cancel(self._silent.pop(sock, None))
+
+    def _cancel(self, timer: Timer | None) -> None:
         if timer is not None:
             self._loop.cancel(timer)
 

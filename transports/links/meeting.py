@@ -185,7 +185,7 @@ def _dialled(
 ) -> socket.socket:
     while True:
         try:
-            return dial(caller, target, min(_ATTEMPT_S, deadline.remaining_s()))[0]
+            return dial(caller, target, deadline.remaining_s(), answer_s=_ATTEMPT_S)[0]
         except UnisonoError as error:
             if error.__cause__ is not None and is_exhausted(error.__cause__):
                 raise

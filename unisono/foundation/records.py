@@ -181,7 +181,9 @@ class _LazyDataclassAttribute:
     def __get__(self, instance: object, owner: Any) -> Any:
         fields = {item.name: item for item in getattr(owner, _FIELDS)}
         annotations = {name: item.type for name, item in fields.items()}
-        twin = type(owner.__name__, (), {**fields, "__annotations__": annotations, "__module__": owner.__module__})
+        # Without a docstring, `dataclass` would write one with `inspect.signature`, which compiles Python's tokenizer.
+        body = {**fields, "__annotations__": annotations, "__module__": owner.__module__, "__doc__": owner.__name__}
+        twin = type(owner.__name__, (), body)
         value = getattr(dataclass(init=False, repr=False, eq=False)(twin), self._name)
         setattr(owner, self._name, value)
         return value
