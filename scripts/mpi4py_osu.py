@@ -12,6 +12,7 @@ bandwidth counts as the time of a byte. `make mpi` and `make peers PEERS=impi` m
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import subprocess
@@ -60,7 +61,9 @@ def times(label: str, benchmark: str, folder: Path, limit_s: float) -> dict[int,
     least: dict[int, float] = {}
     for row in map(str.split, ended.stdout.splitlines()):
         if len(row) > 1 and row[0].isdigit():
-            value = 1 / float(row[-1]) if benchmark in BANDWIDTHS else float(row[-1])
+            value = float(row[-1])
+            if benchmark in BANDWIDTHS:
+                value = 1 / value if value else math.inf  # a rate of few bytes on busy cores is shown as 0.00
             least[int(row[0])] = min(value, least.get(int(row[0]), value))
     return least
 

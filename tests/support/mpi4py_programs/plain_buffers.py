@@ -133,6 +133,11 @@ for here, there in itertools.product(TWICE, TWICE):
     comm.Igather(HALF, form(both) if comm.rank == 0 else None).Wait()
     comm.Ialltoall(form(BOTH + comm.rank), form(both)).Wait()
     assert (both.reshape(2, 6) == HALF + np.array([[0], [1]])).all(), (here, there, "Ialltoall")
+    both[:] = np.where(np.repeat([True, False], 6) == (comm.rank == 0), BOTH, 0)
+    comm.Allgather(MPI.IN_PLACE, form(both))
+    assert (both == BOTH).all(), (here, there, "Allgather in place")
+    comm.Alltoall(MPI.IN_PLACE, form(both))
+    assert (both.reshape(2, 6) == HALF).all(), (here, there, "Alltoall in place")
     both[:] = BOTH
     comm.Reduce_scatter_block(MPI.IN_PLACE, form(both))
     assert (both[:6] == 2 * HALF).all(), (here, there, "Reduce_scatter_block in place")

@@ -82,7 +82,9 @@ def gather(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
 
 def _collected(state: Any, method: Any, sendbuf: Any, recvbuf: Any, *args: Any) -> Any:
     """Return the call that collects the elements of all ranks in a buffer of this one."""
-    call = _moved(method, args, sendbuf, recvbuf, 1, state.size)
+    whole_plain = plain(recvbuf, state.size) if _is_in_place(sendbuf) else None
+    own = sendbuf if whole_plain is None else _part(whole_plain, state.rank, state.size)
+    call = _moved(method, args, own, recvbuf, 1, state.size)
     if call is not None:
         return call
     whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
@@ -121,7 +123,9 @@ def scatter(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
 
 def alltoall(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each rank a share, and receive one from each."""
-    call = _moved(state.native.alltoall, (), sendbuf, recvbuf, state.size, state.size)
+    whole_plain = plain(recvbuf, state.size) if _is_in_place(sendbuf) else None
+    own = sendbuf if whole_plain is None else whole_plain.copy()
+    call = _moved(state.native.alltoall, (), own, recvbuf, state.size, state.size)
     if call is not None:
         return call
     whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
