@@ -4,9 +4,9 @@ Used by `unisono bench COLLECTIVE`:
 
 - `driver.py`, `ranks.py`: run libraries in rounds; the processes of one library.
 - `peers.py`, `adapters/`: the libraries and how they are installed, and the code that calls each of them.
-- `placement.py`, `sizes.py`, `statistics.py`, `report.py`: cores, sizes, numbers and results. `formats.py`: results for
-  other tools. `comparison.py`: what has changed between two saved results. `page.py`: results as an HTML page.
-  `curves.py`: pictures of saved results, for the README and the site.
+- `placement.py`, `sizes.py`, `variants.py`, `statistics.py`, `report.py`: cores, sizes, algorithms, numbers, results.
+  `formats.py`: results for other tools. `comparison.py`: what has changed between two saved results. `page.py`: results
+  as an HTML page. `curves.py`: pictures of saved results, for the README and the site.
 
 Programs of their own, each `unisono bench NAME`:
 

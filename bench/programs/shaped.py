@@ -27,6 +27,7 @@ from rich.table import Table
 
 from unisono.bench.namespaces import address, network, run_ranks
 from unisono.bench.sizes import parse_sizes
+from unisono.bench.variants import variants_in
 from unisono.errors import UsageError
 from unisono.foundation.program import begin
 
@@ -41,6 +42,8 @@ BOUNDS: dict[str, Callable[[int, int, int], float]] = {
     "alltoall": lambda nbytes, hosts, per_host: per_host * (hosts - 1) / hosts * nbytes,
     "broadcast": lambda nbytes, _, __: nbytes,
 }
+# The algorithm that is measured beside the tuner's choice unless the user names others: "ring" where there is one.
+BESIDE = {"alltoall": "pairwise", "broadcast": "scatter_ring"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def _end(number: int, frame: Any) -> None:
 @click.option("--rate", default="1gbit", show_default=True, help="Rate of each host's link, in the notation of tc.")
 @click.option("--collective", type=click.Choice(list(BOUNDS)), default="allreduce", show_default=True)
 @click.option("--size", default="64M", show_default=True, help="Bytes of a rank's longer buffer.")
-@click.option("--algorithms", default="auto,ring", show_default=True, help="Names, with commas between.")
+@click.option("--algorithms", help="Names, with commas between.  [default: auto, and ring or one like it]")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Calls of each algorithm.")
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="File to append results to.")
 def main(hosts: int, per_host: int, rate: str, output: Path | None, **call: Any) -> None:
@@ -128,7 +131,8 @@ def main(hosts: int, per_host: int, rate: str, output: Path | None, **call: Any)
         raise click.UsageError("network namespaces need root")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end)
-    collective, names, rounds = call["collective"], call["algorithms"].split(","), call["rounds"]
+    collective, rounds = call["collective"], call["rounds"]
+    names = variants_in(call["algorithms"] or f"auto,{BESIDE.get(collective, 'ring')}", collective)
     (nbytes,) = parse_sizes(call["size"])
     streamed = int(BOUNDS[collective](nbytes, hosts, per_host))
     arguments = [address(0), str(per_host), collective, str(nbytes), str(streamed), str(rounds), *names]

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from unisono.bench.namespaces import run_ranks
 from unisono.bench.sizes import format_size, parse_sizes
+from unisono.bench.variants import variants_in
 from unisono.bench.wide_area import MOST_HOSTS, MTU, PRESETS, AccessLine, Area, NetworkWay, uniform, wide_area
 from unisono.errors import UsageError
 from unisono.foundation.program import begin
@@ -99,22 +100,6 @@ def _show(title: str, results: Sequence[CallTimes]) -> None:
     Console().print(table)
 
 
-def _names(text: str) -> list[str]:
-    """Return the names in a list that is separated by commas. A comma inside of brackets belongs to a name.
-
-    >>> _names("auto,ring(order=(1, 0)),direct")
-    ['auto', 'ring(order=(1, 0))', 'direct']
-    """
-    names, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and not depth:
-            names.append("")
-        else:
-            names[-1] += letter
-    return names
-
-
 def _end(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
@@ -155,7 +140,7 @@ def main(
     area = PRESETS[preset](hosts) if preset else uniform(hosts, AccessLine(rate, rate), way)
     request = {
         "sizes": parse_sizes(sizes),
-        "algorithms": _names(algorithms),
+        "algorithms": variants_in(algorithms, "allreduce"),
         "rounds": rounds,
         "at_once": at_once,
         "map": map_file,

@@ -15,7 +15,8 @@ from support.deadlines import DEADLINE_S, eventually
 import unisono as un
 from unisono.bench.namespaces import PREFIX, missing
 from unisono.bench.programs.ranks.shaped_rank import prepare
-from unisono.bench.programs.shaped import BOUNDS, AlgorithmTimes, judge
+from unisono.bench.programs.shaped import BESIDE, BOUNDS, AlgorithmTimes, judge
+from unisono.bench.variants import variants_in
 
 BURST_NBYTES = 128 << 10
 NAMESPACES = Path("/run/netns")
@@ -66,6 +67,20 @@ def left_by(process: subprocess.Popen[bytes]) -> list[str]:
     if not NAMESPACES.exists():
         return []
     return [name for name in os.listdir(NAMESPACES) if name.startswith(f"{PREFIX}{process.pid}-")]
+
+
+@pytest.mark.parametrize("program", ["shaped", "wan"])
+def test_unknown_algorithm_is_refused_before_a_network_is_made(program: str) -> None:
+    words = [sys.executable, "-m", "unisono", "bench", program, "--algorithms", "auto,nope"]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert result.returncode != 0
+    assert "allreduce has no algorithm 'nope'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("collective", BOUNDS)
+def test_the_algorithms_measured_by_default_exist(collective: str) -> None:
+    assert variants_in(f"auto,{BESIDE.get(collective, 'ring')}", collective)[0] == "auto"
 
 
 @needs_namespaces
