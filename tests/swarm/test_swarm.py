@@ -285,30 +285,32 @@ def test_of_two_members_that_differ_one_goes_on_when_the_other_one_has_its_error
     assert outputs == ["differs", "went on 1"]
 
 
-# "B" passes a dict of another key, in the same form and of the same length.
+# "B" passes a dict that has the key ODD instead of OTHER, in the same form and of the same length.
 KEYS = """
 with un.Swarm(places, min_size=2, **settings) as swarm:
-    x = {"w": np.ones(2), ("b" if name != "B" else "c"): np.ones(2)}
+    x = {COMMON: np.ones(2), (OTHER if name != "B" else ODD): np.ones(2)}
     while swarm.size < 3:
         time.sleep(0.01)
     try:
         for _ in range(3):
             total = swarm.allreduce(x, "sum")
-        assert sorted(total) == ["b", "w"] and total["b"].tolist() == [2.0, 2.0]
+        assert sorted(total) == [OTHER, COMMON] and total[OTHER].tolist() == [2.0, 2.0]
         print("went on", len(swarm.last_call.contributors))
     except un.MismatchError as error:
         print(error.message)
 """
 
 
-def test_arrays_of_different_keys_are_never_combined(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("common", "other", "odd"), [("'w'", "'b'", "'c'"), ("9", "1", "2")])
+def test_arrays_of_different_keys_are_never_combined(tmp_path: Path, common: str, other: str, odd: str) -> None:
+    program = KEYS.replace("COMMON", common).replace("OTHER", other).replace("ODD", odd)
     with SwarmProcesses(tmp_path) as swarm:
         for name in "ABC":
-            swarm.start(name, KEYS)
+            swarm.start(name, program)
         outputs = {name: swarm.printed(name).strip() for name in "ABC"}
     assert outputs["A"] == outputs["C"] == "went on 2"
     assert "passes arrays of other keys than the others" in outputs["B"]
-    assert "x['c'], x['w']" in outputs["B"]
+    assert f"x[{odd}], x[{common}]" in outputs["B"]
 
 
 READ_ONLY = np.broadcast_to(np.zeros(1), 2)
@@ -322,6 +324,10 @@ READ_ONLY = np.broadcast_to(np.zeros(1), 2)
         (lambda swarm: swarm.allreduce(np.ones(2), out=READ_ONLY), "out is read-only"),
         (lambda swarm: swarm.allreduce([np.ones(2)], out=[]), "there is no array"),
         (lambda swarm: swarm.allreduce([np.ones(2)], out=[np.ones(2)] * 2), "out has 2 arrays, and the result 1"),
+        (
+            lambda swarm: swarm.allreduce({1: np.ones(2)}, out={2: np.ones(2)}),
+            r"out must have the form of x: it has out\[2\] in the place of out\[1\]",
+        ),
         (lambda swarm: swarm.allreduce({"w": 1.5}), r"x\['w'\] must be an array, not float"),
         (lambda swarm: swarm.allgather(np.float64(1)), "x must be an array, not numpy.float64"),
         (lambda swarm: swarm.state({"w": np.ones(2)}, 1, check_every=1.5), "check_every must be a number of calls"),

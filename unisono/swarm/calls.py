@@ -105,7 +105,6 @@ class Leaves:
 
     Args:
         value: the value.
-
         name: its name, for errors.
 
     Attributes:
@@ -121,7 +120,8 @@ class Leaves:
     """
 
     def __init__(self, value: Any, name: str = "x") -> None:
-        self._value = value
+        self._value, self._name = value, name
+        self._has_keys = False
         self.arrays: list[Any] = []
         self.names: list[str] = []
         self._collect(value, name)
@@ -131,7 +131,7 @@ class Leaves:
     @property
     def form(self) -> str:
         """The names of all arrays, if one is in a dict; else the empty text, because their number and order say all."""
-        return "\n".join(self.names) if any("['" in name or '["' in name for name in self.names) else ""
+        return "\n".join(self.names) if self._has_keys else ""
 
     def check_out(self, out: Any) -> Leaves:
         """Return the arrays of `out`, which are to receive a result like these arrays.
@@ -142,6 +142,11 @@ class Leaves:
         targets = Leaves(out, "out")
         if len(targets.arrays) != len(self.arrays):
             raise UsageError(f"out has {len(targets.arrays)} arrays, and the result {len(self.arrays)}")
+        expected = [f"out{name.removeprefix(self._name)}" for name in self.names]
+        if other := [pair for pair in zip(targets.names, expected, strict=True) if pair[0] != pair[1]]:
+            raise UsageError(
+                f"out must have the form of {self._name}: it has {other[0][0]} in the place of {other[0][1]}"
+            )
         for array, name, target, target_name in zip(
             self.arrays, self.names, targets.arrays, targets.names, strict=True
         ):
@@ -163,6 +168,7 @@ class Leaves:
 
     def _collect(self, value: Any, name: str) -> None:
         if isinstance(value, Mapping):
+            self._has_keys = True
             for key in _ordered(value):
                 self._collect(value[key], f"{name}[{key!r}]")
         elif type(value) in (list, tuple):
