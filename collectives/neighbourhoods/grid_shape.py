@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from unisono.algorithms.ir.neighbourhood import Neighbourhood
 from unisono.collectives.calls.arguments import checked_integer
@@ -80,6 +83,7 @@ def checked_shape(size: int, dims: int | Sequence[int | None], periodic: bool | 
         UsageError: `dims` or `periodic` is wrong, or no grid of these dims has `size` ranks.
     """
     lengths = grid_dims(size, dims)
+    periodic = _as_list(periodic)
     if isinstance(periodic, bool):
         return GridShape(lengths, (periodic,) * len(lengths))
     try:
@@ -109,6 +113,7 @@ def grid_dims(size: int, dims: int | Sequence[int | None]) -> tuple[int, ...]:
     ((4, 3), (3, 2, 2), (3, 2, 2))
     """
     size = checked_integer(size, "the number of ranks", 1, _MOST_RANKS)
+    dims = _as_list(dims)
     if hasattr(dims, "__index__"):
         lengths = [0] * checked_integer(dims, "the number of dimensions", 0, _MOST_DIMENSIONS)  # type: ignore[arg-type]
     else:
@@ -122,6 +127,11 @@ def grid_dims(size: int, dims: int | Sequence[int | None]) -> tuple[int, ...]:
         )
     chosen = iter(_balanced(size // fixed, free))
     return tuple(length or next(chosen) for length in lengths)
+
+
+def _as_list(value: Any) -> Any:
+    """Return the list of the elements of an array of numpy, the value of a scalar of numpy, and all else as it is."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _checked_lengths(dims: Sequence[int | None]) -> list[int]:

@@ -14,7 +14,7 @@ from support.outcomes import error_of
 from support.ranks import LocalRanks, Ranks, communicator_of, ranks_fixture
 
 import unisono as un
-from unisono.collectives.neighbourhoods.grid_shape import GridShape, grid_dims
+from unisono.collectives.neighbourhoods.grid_shape import GridShape, checked_shape, grid_dims
 from unisono.collectives.neighbourhoods.placement import rank_at_each_place
 
 pytestmark = pytest.mark.timeout(120)
@@ -53,6 +53,13 @@ def test_grid_dims_differ_least(size: int, dimensions: int) -> None:
 )
 def test_grid_dims_keep_fixed_lengths(dims: Any, expected: tuple[int, ...]) -> None:
     assert grid_dims(12, dims) == expected
+
+
+def test_grid_takes_arrays_of_numpy() -> None:
+    assert grid_dims(12, np.array([2, 0])) == (2, 6)
+    shape = checked_shape(4, np.array([2, 2]), np.array([True, False]))
+    assert shape == checked_shape(4, [2, 2], [True, False]) == GridShape((2, 2), (True, False))
+    assert checked_shape(4, np.int64(1), np.bool_(True)) == GridShape((4,), (True,))
 
 
 @pytest.mark.parametrize(
