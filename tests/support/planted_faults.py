@@ -409,7 +409,7 @@ FAULTS = (
     Fault(
         "simulator_posts_messages_at_once",
         "tuning/simulator/event_model.py",
-        "            posted_s += move.work_s\n",
+        "            posted_s += move.work_s + (move.other_peer_s if move.peer != self._last_peer[rank] else 0.0)\n",
         "",
         ("tests/tuning/test_simulate.py",),
     ),

@@ -511,7 +511,7 @@ def _candidate(
         predicted *= _composed_factor(algorithm, question, costs, params)
     else:
         cost, predicted = None, None
-    parts = 1 if algorithm.in_blocks else _segments(algorithm, cost, question, costs, params)
+    parts = _segments(algorithm, cost, question, costs, params) if algorithm.segmentable else 1
     order: tuple[int, ...] = ()
     if costs.network is not None and refusal is None and predicted is not None:
         order, predicted = _over_network(algorithm, params, phases, question, costs.network, parts, predicted, limit_s)

@@ -178,10 +178,12 @@ def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbyte
     could begin before the first has ended.
     """
     if algorithm.in_blocks:
-        return _parts(nbytes, segment_nbytes)
-    if cost is None or cost.rounds <= 1 or not algorithm.segmentable:
+        cut_nbytes: float = nbytes
+    elif cost is None or cost.rounds <= 1 or not algorithm.segmentable:
         return 1
-    return _parts(_block_nbytes(cost, nbytes), segment_nbytes)
+    else:
+        cut_nbytes = _block_nbytes(cost, nbytes)
+    return max(1, min(_MOST_SEGMENTS, math.ceil(cut_nbytes / segment_nbytes)))
 
 
 def usual_blocks(size: int, nbytes: int, link: Link) -> int:
@@ -193,10 +195,6 @@ def usual_blocks(size: int, nbytes: int, link: Link) -> int:
     message_s = max(_LEAST_MESSAGE_S, link.latency_s + link.overhead_s)
     least = math.sqrt(max(0, (size - 1).bit_length() - 1) * _transfer_s(link, nbytes) / message_s)
     return max(1, min(_MOST_SEGMENTS, round(least)))
-
-
-def _parts(nbytes: float, of_nbytes: int) -> int:
-    return max(1, min(_MOST_SEGMENTS, math.ceil(nbytes / of_nbytes)))
 
 
 def usual_segment_nbytes(algorithm: Algorithm, cost: Cost | None, nbytes: int, link: Link) -> int:

@@ -365,13 +365,21 @@ def loaded(path: Path, *, is_used_here: bool = True) -> Table:
     return from_text(text, str(path), is_used_here=is_used_here)
 
 
+def _has_measurements(name: str) -> bool:
+    """Return whether there are measurements beside the file of a table. Its name may come from another rank."""
+    try:
+        return Path(name).with_suffix(".jsonl").is_file()
+    except (OSError, ValueError):  # no file can have this name
+        return False
+
+
 def from_text(text: str, name: str, *, is_used_here: bool = True) -> Table:
     """Return the table in the text of a file with this `name`; otherwise as `loaded` does."""
     try:
         content = parsed_json(text)
     except ValueError as error:
         advice = "`unisono tune` makes one"
-        if Path(name).with_suffix(".jsonl").is_file():
+        if _has_measurements(name):
             advice = f"`unisono tune merge {name} --out {name}` compiles it anew from the measurements beside it"
         raise UsageError(f"the table {name} is not complete JSON, as if cut short: {error}; {advice}") from None
     if not isinstance(content, dict) or content.get("format") != KIND:

@@ -2,6 +2,7 @@
 
 import itertools
 import mmap
+import time
 
 import numpy as np
 from mpi4py import MPI
@@ -228,6 +229,17 @@ else:
         assert is_refused(comm.Recv, wrong), f"{wrong} was received into, although it is read-only"
     comm.Recv(target, 0, 5)
     assert (target == NUMBERS).all()
+
+# The end of a chain receives from nobody, and waits for the next rank as long as it takes.
+LONG = np.arange(1 << 20, dtype=float)
+for call in (comm.Sendrecv, lambda *args: comm.Isendrecv(*args).Wait()):
+    if comm.rank == 0:
+        call(LONG, 1, 7, np.empty(3), MPI.PROC_NULL)
+    else:
+        time.sleep(0.1)
+        received = np.empty_like(LONG)
+        call(LONG, MPI.PROC_NULL, 7, received, 0)
+        assert (received == LONG).all()
 
 # A message that is longer than the buffer is an error of the receiver.
 comm.Barrier()

@@ -62,6 +62,8 @@ class RequestState(State):
 
     def with_other(self, other: RequestState) -> RequestState:
         """Return the state of this receive together with a send; the status is that of the receive."""
+        if not self.operations:  # a receive from nobody has no time limit of its own
+            self._limit_s = other._limit_s
         self.operations = (*self.operations, *other.operations)
         self._can_be_cancelled, other.operations = False, ()
         return self
