@@ -35,6 +35,14 @@ def test_all_forms_of_buffers_meet_in_messages_and_collectives(transports: str) 
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_partitioned_messages_go_when_all_partitions_are_ready_and_match_no_others(transports: str) -> None:
+    ended = run(str(PROGRAMS / "partitions.py"), UNISONO_TRANSPORTS=transports)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has checked everything") == 2
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
 def test_wrong_call_is_an_error_of_its_rank_and_sends_nothing(transports: str) -> None:
     ended = run(str(PROGRAMS / "mistakes.py"), UNISONO_TRANSPORTS=transports, UNISONO_TIMEOUT_S="60")
 

@@ -7,4 +7,5 @@ objects: the collectives on objects.
 parcels: objects whose large parts are messages of their own.
 ready: calls that can be run or started.
 request: calls that have been started.
+partitioned: messages whose parts become ready one by one.
 """

@@ -13,6 +13,7 @@ from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, MOST_TAG, 
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.calls.messages import OF_NOBODY, Envelope, Port
+from unisono.compat.mpi4py.calls.partitioned import ReceivedParts, SentParts, check_parts
 from unisono.compat.mpi4py.calls.request import (
     Buffering,
     PersistentState,
@@ -70,25 +71,26 @@ class Messages(Buffering):
     # Buffers.
 
     def _start_send(
-        self, buf: Any, dest: int, tag: int, *, copies: bool = False, synchronous: bool = False
+        self, buf: Any, dest: int, tag: int, *, copies: bool = False, synchronous: bool = False, first_tag: int = 0
     ) -> RequestState:
         rank, number = _to(self._live, dest, tag)
         if rank is None:
             return RequestState()
         array, port = elements_of(buf), self._live.port
-        operation = port.start_send(array.copy() if copies else array, rank, number, synchronous=synchronous)
+        array = array.copy() if copies else array
+        operation = port.start_send(array, rank, first_tag + number, synchronous=synchronous)
         return RequestState((operation,), None, port.limit_s)
 
-    def _start_receive(self, buf: Any, source: int, tag: int) -> RequestState:
+    def _start_receive(self, buf: Any, source: int, tag: int, *, first_tag: int = 0) -> RequestState:
         rank, number = _from(self._live, source, tag)
         if rank == PROC_NULL:
             return RequestState((), OF_NOBODY.tell)
         (array, store), port = target_in(buf), self._live.port
-        operation = port.start_receive(array, rank, number)
+        operation = port.start_receive(array, rank, number if number is None else first_tag + number)
 
         def finish(status: Status) -> None:
             envelope = port.envelope_of(operation)
-            envelope.tell(status)
+            envelope._replace(tag=envelope.tag - first_tag).tell(status)
             store(envelope.nbytes)
 
         return RequestState((operation,), finish, port.limit_s, can_be_cancelled=True)
@@ -166,11 +168,21 @@ class Messages(Buffering):
         _from(self._live, source, tag)
         return self._lasting(lambda: self._start_receive(buf, source, tag))
 
-    def Psend_init(self, *_: Any, **__: Any) -> Any:
-        """Raise `NotImplementedError`: there are no partitioned messages."""
-        raise NotImplementedError("Unisono has no partitioned messages: send each part as a message")
+    @translating
+    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Any:
+        """Return a persistent request that sends a buffer when all of its partitions are ready."""
+        _to(self._live, dest, tag)
+        first_tag = check_parts(simple(buf).count, partitions, tag)
+        start = translating(lambda: self._start_send(buf, dest, tag, first_tag=first_tag))
+        return Prequest._of(SentParts(start, partitions, self._live.port.limit_s))
 
-    Precv_init = Psend_init
+    @translating
+    def Precv_init(self, buf: Any, partitions: int, source: int, tag: int = 0, info: Any = None) -> Any:
+        """Return a persistent request that receives a buffer in partitions."""
+        _to(self._live, source, tag)  # MPI allows no wildcards here
+        first_tag = check_parts(simple(buf, writable=True).count, partitions, tag)
+        start = translating(lambda: self._start_receive(buf, source, tag, first_tag=first_tag))
+        return Prequest._of(ReceivedParts(start, partitions))
 
     @translating
     def Sendrecv(

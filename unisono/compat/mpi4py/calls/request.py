@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -131,6 +131,14 @@ class PersistentState(State):
         """End the call without a message, if none has been matched."""
         if self.active is not None:
             self.active.cancel()
+
+    def are_ready(self, parts: Iterable[int]) -> None:
+        """Let parts of the message be sent, if it has parts."""
+        raise fail("ERR_REQUEST", "this request has no partitions to send: make it by Psend_init")
+
+    def arrived(self, part: int) -> bool:
+        """Return whether a part of the message is there, if it has parts."""
+        raise fail("ERR_REQUEST", "this request has no partitions to receive: make it by Precv_init")
 
     @property
     def status(self) -> Status:
@@ -440,11 +448,25 @@ class Prequest(Request):
         for request in requests:
             request.Start()
 
+    @translating
     def Pready(self, partition: int) -> None:
-        """Raise `NotImplementedError`: there are no partitioned messages."""
-        raise NotImplementedError("Unisono has no partitioned messages: send each part as a message")
+        """Let a part of a partitioned message be sent."""
+        self._live.are_ready((partition,))
 
-    Pready_range = Pready_list = Parrived = Pready
+    @translating
+    def Pready_range(self, partition_low: int, partition_high: int) -> None:
+        """Let parts be sent, of which `partition_high` is the last one."""
+        self._live.are_ready(range(partition_low, partition_high + 1))
+
+    @translating
+    def Pready_list(self, partitions: Sequence[int]) -> None:
+        """Let the parts in a list be sent."""
+        self._live.are_ready(partitions)
+
+    @translating
+    def Parrived(self, partition: int) -> bool:
+        """Return whether a part of a partitioned message has been received."""
+        return self._live.arrived(partition)
 
 
 class Grequest(Request):
