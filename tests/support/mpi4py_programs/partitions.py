@@ -74,6 +74,7 @@ assert error_of(comm.Precv_init, x, 2, MPI.ANY_SOURCE) == MPI.ERR_RANK
 assert error_of(comm.Precv_init, x, 2, peer, MPI.ANY_TAG) == MPI.ERR_TAG
 assert error_of(comm.Psend_init, x, 2, peer, 1 << 30) == MPI.ERR_TAG
 assert error_of(sending.Pready, 0) == MPI.ERR_ARG  # it has not been started
+sending.Pready_list([])  # no partition starts nothing
 sending.Start()
 assert error_of(sending.Start) == MPI.ERR_REQUEST
 assert error_of(sending.Parrived, 0) == MPI.ERR_REQUEST

@@ -16,11 +16,13 @@ from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.calls.request import PersistentState, RequestState
 from unisono.transports.contracts.transport import ANY_OBJECT_TAG, FIRST_RESERVED_TAG
 
-_MOST_TAG = ANY_OBJECT_TAG - FIRST_RESERVED_TAG - 1
+# A partitioned message has the tag of the program plus this number.
+FIRST_TAG = FIRST_RESERVED_TAG
+_MOST_TAG = ANY_OBJECT_TAG - FIRST_TAG - 1
 
 
-def check_parts(count: int, parts: int, tag: int) -> int:
-    """Check that a message of `count` elements has so many equal parts; return the first tag of such messages.
+def check_parts(count: int, parts: int, tag: int) -> None:
+    """Check that a message of `count` elements can have so many equal parts, and this tag.
 
     Raises:
         ValueError: the parts have different lengths.
@@ -32,7 +34,6 @@ def check_parts(count: int, parts: int, tag: int) -> int:
         raise ValueError(f"message: {count} elements cannot be shared out to {parts} partitions")
     if not 0 <= index(tag) <= _MOST_TAG:
         raise fail("ERR_TAG", f"tag {tag} of a partitioned message is not from 0 to {_MOST_TAG}")
-    return FIRST_RESERVED_TAG
 
 
 class Parts(PersistentState):
@@ -84,10 +85,9 @@ class SentParts(Parts):
                 if self.checked(part) not in self._lacking:
                     raise fail("ERR_ARG", f"partition {part} is ready already, or the request has not been started")
                 self._lacking.remove(part)
-            if self._lacking or self.active is not None:
-                return
-            self.active = self._start()
-            self._ready.notify_all()
+                if not self._lacking:
+                    self.active = self._start()
+                    self._ready.notify_all()
 
     def done(self) -> bool:
         return not self._lacking and super().done()

@@ -13,7 +13,7 @@ from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, MOST_TAG, 
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.calls.messages import OF_NOBODY, Envelope, Port
-from unisono.compat.mpi4py.calls.partitioned import ReceivedParts, SentParts, check_parts
+from unisono.compat.mpi4py.calls.partitioned import FIRST_TAG, ReceivedParts, SentParts, check_parts
 from unisono.compat.mpi4py.calls.request import (
     Buffering,
     PersistentState,
@@ -172,16 +172,16 @@ class Messages(Buffering):
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Any:
         """Return a persistent request that sends a buffer when all of its partitions are ready."""
         _to(self._live, dest, tag)
-        first_tag = check_parts(simple(buf).count, partitions, tag)
-        start = translating(lambda: self._start_send(buf, dest, tag, first_tag=first_tag))
+        check_parts(simple(buf).count, partitions, tag)
+        start = translating(lambda: self._start_send(buf, dest, tag, first_tag=FIRST_TAG))
         return Prequest._of(SentParts(start, partitions, self._live.port.limit_s))
 
     @translating
     def Precv_init(self, buf: Any, partitions: int, source: int, tag: int = 0, info: Any = None) -> Any:
         """Return a persistent request that receives a buffer in partitions."""
         _to(self._live, source, tag)  # MPI allows no wildcards here
-        first_tag = check_parts(simple(buf, writable=True).count, partitions, tag)
-        start = translating(lambda: self._start_receive(buf, source, tag, first_tag=first_tag))
+        check_parts(simple(buf, writable=True).count, partitions, tag)
+        start = translating(lambda: self._start_receive(buf, source, tag, first_tag=FIRST_TAG))
         return Prequest._of(ReceivedParts(start, partitions))
 
     @translating
