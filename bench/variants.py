@@ -1,4 +1,4 @@
-"""The option --algorithms of benchmarks: a list of algorithms, checked before a network is made and ranks start."""
+"""Options of benchmarks that name algorithms, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ def variants_in(text: str, collective: str) -> list[str]:
     """
     names = _names(text)
     for name in names:
-        if name == "auto":
-            continue
-        try:
-            variant = parsed(name)
-        except ValueError as error:
-            raise UsageError(f"--algorithms has {name!r}, and must name {error}") from None
-        check_variant(collective, variant)
+        if name != "auto":
+            check_named("--algorithms", name, collective)
     return names
+
+
+def check_named(option: str, name: str, collective: str) -> None:
+    """Check that a collective has the algorithm that an option of this name has as its value.
+
+    Raises:
+        UsageError: it has none.
+    """
+    try:
+        variant = parsed(name)
+    except ValueError as error:
+        raise UsageError(f"{option} is {name!r}, and must name {error}") from None
+    check_variant(collective, variant)
 
 
 def _names(text: str) -> list[str]:

@@ -68,7 +68,7 @@ def base_block(size: int, rank: int) -> int:
 def receive_schedule(size: int, rank: int) -> tuple[int, ...]:
     """Return the block that a rank receives over each skip, in the phase whose first block is 0.
 
-    The entries of the root are those that others would send it; nobody does.
+    The root receives nothing. Its entries are the blocks of the rounds in which other ranks could send to it.
 
     >>> receive_schedule(5, 4)
     (-1, -2, 0)

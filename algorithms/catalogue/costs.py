@@ -207,7 +207,7 @@ def reduce_double_binary_tree(size: int) -> Cost:
 
 
 def reduce_circulant_blocks(size: int, blocks: int = 8) -> Cost:
-    """The broadcast backwards: the root receives in every round, and combines what it receives."""
+    """A broadcast run backwards: the root receives a block in every round, and combines it with its own."""
     broadcast = broadcast_circulant_blocks(size, blocks)
     return Cost(broadcast.rounds, sent=min(1, size - 1), reduced=broadcast.sent)
 

@@ -28,9 +28,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import unisono as un
-from unisono.algorithms.catalogue.registry import candidates_of, check_variant
-from unisono.algorithms.catalogue.variants import parsed
+from unisono.algorithms.catalogue.registry import candidates_of
 from unisono.bench.sizes import format_size, parse_sizes
+from unisono.bench.variants import check_named
 from unisono.collectives.measurement.call_trials import CallTrials
 from unisono.errors import UsageError
 from unisono.foundation import streams
@@ -104,7 +104,7 @@ def standings(points: Sequence[Point]) -> list[Standing]:
 def measured(comm: un.Communicator, request: Request) -> None:
     """Measure all sizes on a communicator; rank 0 reports each point to the parent process."""
     if request.chosen is not None:
-        _check_chosen(request.collective, request.chosen)
+        check_named("--chosen", request.chosen, request.collective)  # on a rank, where files have been loaded
     trials, draw = CallTrials(comm, run_s=request.run_s), random.Random(_SEED)
     for size in request.sizes:
         nbytes = trials.nbytes(request.collective, size)
@@ -118,15 +118,6 @@ def measured(comm: un.Communicator, request: Request) -> None:
         if comm.rank == 0:
             point = Point(comm.size, nbytes, {name: median(each) for name, each in times.items()}, chosen)
             streams.write(sys.stdout, f"{_REPORT}{json.dumps(point)}\n")
-
-
-def _check_chosen(collective: str, chosen: str) -> None:
-    """Check that there is such an algorithm, on a rank, where files have been loaded."""
-    try:
-        variant = parsed(chosen)
-    except ValueError as error:
-        raise UsageError(f"--chosen is {chosen!r}, and must name {error}") from None
-    check_variant(collective, variant)
 
 
 def arena(request: Request, ranks: Sequence[int], options: un.Options, see: Callable[[Point], None]) -> bool:

@@ -179,7 +179,7 @@ class ByIpc:
         return call.plan.shown
 
     def _planned(self, call: CheckedCall) -> Sequence[Call]:
-        """Return the planned call of each array. That of a call on one array was planned when it was checked."""
+        """Return the planned call of each array. A `PreparedCall` on one array holds the plan already."""
         if isinstance(call, PreparedCall) and len(call.arrays) == 1:
             return [call.call]
         return [self._calls.find(array.spec) for array in call.arrays]

@@ -57,7 +57,6 @@ EXCEPTIONS = {
     },
     "bench/programs/algorithms.py": {
         "unisono.algorithms.catalogue.registry": "all algorithms are what is measured",
-        "unisono.algorithms.catalogue.variants": "the algorithm that the user names",
         "unisono.collectives.measurement.call_trials": "it runs calls that take turns, as the tuner does",
         "unisono.tuning.measure.race": "the typical time of a call, as the tuner takes it",
     },
