@@ -383,7 +383,7 @@ def test_training_goes_on_without_a_killed_rank_under_keep_going(transport: str,
     completed = run("-n", size, "--keep-going", ELASTIC, "--lose", lost, UNISONO_TRANSPORTS=transport)
     assert completed.returncode == 0, completed.stderr
     steps, losses = completed.stdout.splitlines()
-    assert steps == f"[{left[0]}] step 60: rank {lost} died; {len(left)} ranks go on"
+    assert re.fullmatch(rf"\[{left[0]}\] step (59|60): rank {lost} died; {len(left)} ranks go on", steps)
     assert losses.endswith(" in 200 steps, as by a single process")
     loss, summary = completed.stderr.splitlines()
     report = rf"unisono: rank {lost} \(host \S+, pid \d+\) was killed by SIGKILL; {len(left)} other ranks go on"
@@ -400,7 +400,8 @@ def test_replacement_joins_the_training_under_max_restarts(transport: str, size:
     )
     assert completed.returncode == 0, completed.stderr
     loss, growth, losses = completed.stdout.splitlines()
-    assert loss == f"[{leader}] step 60: rank {lost} died; {size - 1} ranks go on"
+    # The lost rank had finished step 59. A rank that still was in that call when it noticed the death reports 59.
+    assert re.fullmatch(rf"\[{leader}\] step (59|60): rank {lost} died; {size - 1} ranks go on", loss)
     assert growth == f"[{leader}] step 120: a replacement has joined; {size} ranks go on"
     assert losses.endswith(" in 200 steps, as by a single process")
     report, summary = (line for line in completed.stderr.splitlines() if line.startswith("unisono: rank"))
