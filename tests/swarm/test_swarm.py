@@ -154,40 +154,76 @@ def test_a_member_that_has_lost_the_quorum_enters_again_and_keeps_the_newest_sta
         assert "end 6 [6.0, 6.0]" in output, outputs
 
 
+# "C" dies after the first phase. "B" has lost its result, which "A" has. So all know the call as one of three.
+SUM_OF_ONE = """
+from unisono.swarm import attempts
+from unisono.collectives.communicator import Communicator
+swarm = un.Swarm(places, min_size=3 if name == "C" else 2, **settings)
+while swarm.size < 3:
+    time.sleep(0.01)
+swarm.barrier()
+real_allreduce, second = Communicator.allreduce, attempts.second_phase
+def lose(*_):
+    await_mark("A has it")
+    os.kill(os.getpid(), signal.SIGKILL)
+def once(self, *args, **options):
+    result = real_allreduce(self, *args, **options)
+    Communicator.allreduce = real_allreduce
+    await_mark("A has it")
+    raise un.PeerLostError("a planted loss")
+if name == "A":
+    attempts.second_phase = lambda *args: (mark("A has it"), second(*args))[1]
+elif name == "B":
+    Communicator.allreduce = once
+else:
+    attempts.second_phase = lose
+number = swarm.next_call
+x = np.array([{"A": 1, "B": 10, "C": 100}[name]])
+assert swarm.allreduce([x], "sum")[0].tolist() == [111] and x[0] < 100
+assert len(swarm.last_call.contributors) == 3 and swarm.last_call.number == number
+attempts.second_phase = second
+assert swarm.allreduce(x, "sum").tolist() == [11]
+assert len(swarm.last_call.contributors) == 2 and swarm.last_call.number == number + 1
+swarm.close()
+"""
+# "B" refuses one request of the kind `refused` once "C" is lost. Only the first one of "A" and "B" proposes views.
+REFUSAL = """
+from unisono.swarm import proposer
+from unisono.swarm.answers import Answers
+proposer._MEETING_S = 600.0
+settings.update(timeout_s=600.0, rendezvous_timeout_s=600.0)
+answer, refusals = Answers.answer, []
+def refuse_once(self, request):
+    if name == "B" and request["do"] == refused and has_mark(folder, "A has it") and not refusals:
+        refusals.append(request)
+        mark("B refuses")
+        raise ValueError("a planted refusal")
+    return answer(self, request)
+Answers.answer = refuse_once
+step = proposer.Proposer._step
+def step_of_first(self):
+    members = () if self._state.view is None else self._state.view.members
+    if name == next((member.name for member in members if member.name != "C"), name):
+        step(self)
+proposer.Proposer._step = step_of_first
+"""
+
+
 def test_the_members_that_stay_get_the_sum_that_one_of_them_has_from_it(tmp_path: Path) -> None:
-    """C dies after the first phase. B has lost its result, which A has. So all know the call as one of three."""
-    program = """
-    from unisono.swarm import attempts
-    from unisono.collectives.communicator import Communicator
-    swarm = un.Swarm(places, min_size=3 if name == "C" else 2, **settings)
-    while swarm.size < 3:
-        time.sleep(0.01)
-    swarm.barrier()
-    real = Communicator.allreduce
-    if name == "C":
-        attempts.second_phase = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    def once(self, *args, **options):
-        result = real(self, *args, **options)
-        Communicator.allreduce = real
-        await_mark("A has it")
-        raise un.PeerLostError("a planted loss")
-    if name == "B":
-        Communicator.allreduce = once
-    if name == "A":
-        second = attempts.second_phase
-        attempts.second_phase = lambda *args: (mark("A has it"), second(*args))[1]
-    number = swarm.next_call
-    x = np.array([{"A": 1, "B": 10, "C": 100}[name]])
-    assert swarm.allreduce([x], "sum")[0].tolist() == [111] and x[0] < 100
-    assert len(swarm.last_call.contributors) == 3 and swarm.last_call.number == number
-    attempts.second_phase = second if name == "A" else attempts.second_phase
-    assert swarm.allreduce(x, "sum").tolist() == [11]
-    assert len(swarm.last_call.contributors) == 2 and swarm.last_call.number == number + 1
-    swarm.close()
-    """
     with SwarmProcesses(tmp_path) as swarm:
         for name in "ABC":
-            swarm.start(name, program)
+            swarm.start(name, SUM_OF_ONE)
+        swarm.output("A")
+        swarm.output("B")
+        swarm.output("C", -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("refused", ["meet", "adopt"])
+def test_members_wait_for_no_step_of_a_change_that_one_refuses(tmp_path: Path, refused: str) -> None:
+    """Otherwise A waits for B in the step for longer than this test may take."""
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "ABC":
+            swarm.start(name, f"refused = {refused!r}{REFUSAL}{SUM_OF_ONE}")
         swarm.output("A")
         swarm.output("B")
         swarm.output("C", -signal.SIGKILL)

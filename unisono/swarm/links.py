@@ -247,14 +247,21 @@ class Caller:
         return reply, following
 
     def ask_all(
-        self, requests: Mapping[Any, tuple[Target, Mapping[str, Any]]], timeout_s: float
+        self,
+        requests: Mapping[Any, tuple[Target, Mapping[str, Any]]],
+        timeout_s: float,
+        on_error: Callable[[], None] = lambda: None,
     ) -> dict[Any, dict[str, Any] | Exception]:
-        """Make several requests side by side; return the reply or the error of each, by its name."""
+        """Make several requests side by side; return the reply or the error of each, by its name.
+
+        `on_error` is called at once after each error, in another thread.
+        """
 
         def attempt(request: tuple[Target, Mapping[str, Any]]) -> dict[str, Any] | Exception:
             try:
                 return self.ask(*request, timeout_s)[0]
             except (OSError, RefusedError, UnisonoError) as error:
+                on_error()
                 return error
 
         try:

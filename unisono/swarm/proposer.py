@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from unisono.errors import UnisonoError
 from unisono.foundation import log
@@ -22,8 +22,10 @@ from unisono.swarm.answers import Answers
 from unisono.swarm.communicators import serve_store
 from unisono.swarm.links import RefusedError
 from unisono.swarm.membership import EXPELLED, Membership
+from unisono.swarm.needs import Need, Needs
 from unisono.swarm.views import Ballot, Member, View, ballot_of, bars_of, new_id, view_fields, view_of
 from unisono.transports.rendezvous import host_and_port
+from unisono.transports.rendezvous.tcp_store import StoreServer
 
 _log = log.get("rendezvous")
 
@@ -32,26 +34,8 @@ _LOOK_S = 0.05
 _MEETING_S = 10.0
 _MOST_PAUSE_S = 2.0
 _REPLY_GRACE_S = 2.0
-# A member that knows of its expulsion waits for so many heartbeats until the others choose a view without it.
-_VERDICT = 2.0
-# A member is slow if it takes so many times as long between calls as the others, and at least so long.
-_SLOW, _LEAST_PACE_S = 4.0, 0.05
 
 Reply = dict[str, Any] | Exception
-
-
-class Need(NamedTuple):
-    """Why the view must change.
-
-    Attributes:
-        staying: the members that stay.
-        joiners: the processes that enter.
-        is_urgent: whether calls cannot end in the present view.
-    """
-
-    staying: tuple[Member, ...]
-    joiners: tuple[Member, ...]
-    is_urgent: bool
 
 
 class Proposer:
@@ -60,15 +44,11 @@ class Proposer:
     def __init__(self, membership: Membership, answers: Answers) -> None:
         self._state = membership
         self._answers = answers
-        self._waiting: tuple[Member, ...] = ()
-        self._refused: dict[str, float] = {}  # processes that could not be met → when to try again
+        self._needs = Needs(membership)
         self._highest = 0  # the number of the highest ballot that this member knows
         self._failures = 0
         self._needed_since: float | None = None
-        self._expelled_since = time.monotonic()
         self._is_closed = False
-        self._named: set[tuple[int, str]] = set()
-        self._known_as_slow: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="unisono-swarm-proposer", daemon=True)
         self._thread.start()
 
@@ -83,7 +63,7 @@ class Proposer:
         """Note the processes that wait to enter."""
         with self._state.changed:
             barred = [joiner for joiner in waiting if self._state.barred.bar(joiner)]
-            self._waiting = tuple(joiner for joiner in waiting if joiner not in barred)
+            self._needs.waiting = tuple(joiner for joiner in waiting if joiner not in barred)
             self._state.changed.notify_all()
         self._state.tell(barred, {"do": "barred"})
 
@@ -100,9 +80,9 @@ class Proposer:
             view = state.view
             if view is None or state.gone or self._is_closed:
                 return
-            self._note_late(view)
-            self._note_slow(view)
-            if self._is_expelled_for_long():
+            self._needs.name_late(view)
+            self._needs.name_slow(view)
+            if self._needs.is_expelled_for_long():
                 state.end(EXPELLED)
                 return
             need = self._need(view)
@@ -111,7 +91,7 @@ class Proposer:
                 return
             now = time.monotonic()
             self._needed_since = now if self._needed_since is None else self._needed_since
-            ended = self._ended()
+            ended = self._needs.ended()
             order = [id_ for id_ in view.ids if id_ not in ended]
             turn = order.index(state.me.id) if state.me.id in order else len(order)
             if now - self._needed_since < turn * state.heartbeat_s or (turn and not need.is_urgent):
@@ -122,85 +102,8 @@ class Proposer:
             self._failures += 1
             time.sleep(min(_MOST_PAUSE_S, random.uniform(0, _LOOK_S) * 2**self._failures))
 
-    def _ended(self) -> frozenset[str]:
-        """Return the ids of members that make no further call: lost, expelled, slow, or gone by their own words."""
-        state = self._state
-        gone = {id_ for id_, reply in state.peers.replies().items() if reply.get("gone") is True}
-        return state.peers.lost() | gone | state.expelled | state.slow
-
-    def _is_expelled_for_long(self) -> bool:
-        """Return whether this member has known for long that it is expelled, and the others choose no view without it.
-
-        They may have ended at once. Until then, this member votes, because they may need it for a quorum.
-        """
-        state, now = self._state, time.monotonic()
-        if state.me.id not in state.expelled:
-            self._expelled_since = now
-        return now - self._expelled_since >= _VERDICT * state.heartbeat_s
-
     def _need(self, view: View) -> Need | None:
-        """Return how the view must change; None if it need not, or this member cannot know. Under the lock."""
-        state = self._state
-        lost = state.peers.lost()
-        out = self._ended() | state.leaving
-        if self._failures:  # those that members cannot reach, although they answer this one
-            out |= state.suspects
-        staying = tuple(member for member in view.members if member.id not in out)
-        answering = [member for member in view.members if member.id not in lost]
-        now = time.monotonic()
-        joiners = tuple(
-            joiner
-            for joiner in self._waiting
-            if joiner.id not in view.ids and joiner.id not in state.expelled and self._refused.get(joiner.id, 0) < now
-        )
-        is_urgent = bool(state.failure or state.is_frozen or len(staying) < len(view.members))
-        if state.me.id in state.expelled or not (is_urgent or joiners) or not staying:
-            return None
-        if len(answering) < quorum_of(len(view.members), state.settings.min_size):
-            return None
-        return Need(staying, joiners, is_urgent)
-
-    def _note_slow(self, view: View) -> None:
-        """Name the members that take several times as long between calls as the others."""
-        replies, names = self._state.peers.replies(), {member.id: member.name for member in view.members}
-        given = {id_: reply.get("pace_s") for id_, reply in replies.items() if id_ in names}
-        given[self._state.me.id] = self._state.pace.seconds()
-        paces = {id_: pace_s for id_, pace_s in given.items() if isinstance(pace_s, float) and pace_s > 0}
-        usual = statistics.median_low(paces.values() or [0.0])
-        slow = {id_ for id_, pace_s in paces.items() if pace_s > max(_SLOW * usual, _LEAST_PACE_S)}
-        for id_ in slow - self._known_as_slow:
-            _log.warning(
-                "member %s takes %.2g s between calls, and most others %.2g s: patience_s leaves slow members behind",
-                names[id_],
-                paces[id_],
-                usual,
-            )
-            self._known_as_slow.add(id_)
-
-    def _note_late(self, view: View) -> None:
-        """Name the members that have not begun a call for which this one waits; leave them behind if asked."""
-        state = self._state
-        if state.call is None:
-            return
-        waited_s, number = time.monotonic() - state.call_began, state.call.number
-        warn_after_s, patience_s = max(1.0, state.settings.options.warn_after_s), state.settings.patience_s
-        if waited_s < min(warn_after_s, patience_s or warn_after_s) or state.call.has_result:
-            return
-        replies, lost = state.peers.replies(), state.peers.lost()
-        for member in view.members:
-            reply = replies.get(member.id)
-            if reply is None or member.id in lost or reply.get("call", 0) or reply.get("has_result", 0) >= number:
-                continue
-            if (number, member.id) not in self._named:
-                self._named = {each for each in self._named if each[0] == number} | {(number, member.id)}
-                _log.warning(
-                    "member %s has not begun call #%d, for which the others have waited for %.1f s",
-                    member.name,
-                    number,
-                    waited_s,
-                )
-            if patience_s is not None and waited_s >= patience_s:
-                state.slow.add(member.id)
+        return self._needs.need(view, has_failed=self._failures > 0)
 
     def _change(self, view: View, need: Need) -> bool:
         """Change the view; return whether a new one has been chosen."""
@@ -232,7 +135,7 @@ class Proposer:
         for joiner in joiners:
             reply = replies[joiner.id]
             if isinstance(reply, Exception):
-                self._refused[joiner.id] = time.monotonic() + self._state.heartbeat_s
+                self._needs.refuse(joiner, self._state.heartbeat_s)
             else:
                 self._state.routes.note(joiner, reply)
         return tuple(joiner for joiner in joiners if not isinstance(replies[joiner.id], Exception))
@@ -246,9 +149,7 @@ class Proposer:
             state.routes.listen(host_and_port(server.url)[1], server.take)
         over = threading.Event()
         try:
-            if server is not None:
-                watcher = threading.Thread(target=self._watch, args=(over, server, candidate), daemon=True)
-                watcher.start()
+            threading.Thread(target=self._watch, args=(over, server, candidate), daemon=True).start()
             request = {
                 "do": "meet",
                 "candidate": view_fields(candidate),
@@ -257,7 +158,12 @@ class Proposer:
                 "proposer": state.me._asdict(),
                 "limit_s": limit_s,
             }
-            replies = self._ask(candidate.members, request, limit_s=limit_s + _REPLY_GRACE_S)
+            replies = self._ask(
+                candidate.members,
+                request,
+                limit_s=limit_s + _REPLY_GRACE_S,
+                on_error=lambda: _fail(server, "a process could not take part"),
+            )
         finally:
             over.set()
             if server is not None:
@@ -266,15 +172,15 @@ class Proposer:
         for member in failed:
             _log.debug("%s has not met the others: %s", member.name, replies[member.id])
             if member not in staying:
-                self._refused[member.id] = time.monotonic() + 2 * state.heartbeat_s
+                self._needs.refuse(member, 2 * state.heartbeat_s)
         return not failed
 
-    def _watch(self, over: threading.Event, server: Any, candidate: View) -> None:
+    def _watch(self, over: threading.Event, server: StoreServer | None, candidate: View) -> None:
         """Let a meeting fail for all if a member of it is lost."""
         while not over.wait(_LOOK_S):
             lost = self._state.peers.lost() & set(candidate.ids)
             if lost or self._is_closed:
-                server.fail("a member was lost while the others met")
+                _fail(server, "a process was lost while the others met")
                 return
 
     def _await_boundary(self, view: View, candidate: View, joiners: Sequence[Member]) -> bool:
@@ -292,7 +198,7 @@ class Proposer:
                 if state.boundary == candidate.id:
                     return True
                 need = self._need(view)
-                if need is None or (need.is_urgent and not state.boundary):
+                if need is None or need.is_urgent:
                     return False
             if time.monotonic() - asked > state.heartbeat_s / 4:
                 asked = time.monotonic()
@@ -362,17 +268,32 @@ class Proposer:
             "staying": len(staying),
             "limit_s": limit_s,
         }
-        replies = self._ask(staying, request, limit_s=limit_s)
+        replies = self._ask(staying, request, limit_s=limit_s, on_error=partial(self._abort, candidate))
         return None if any(isinstance(reply, Exception) for reply in replies.values()) else last
+
+    def _abort(self, candidate: View) -> None:
+        """End the calls of all members on the communicator of a candidate, because one of them does not take part."""
+        with self._state.changed:
+            _, comm = self._state.candidates.get(candidate.id, (None, None))
+        if comm is not None:
+            with contextlib.suppress(UnisonoError):
+                comm.abort("a member could not take part in passing a result on")
 
     def _drop(self, candidate: View) -> None:
         lost = self._state.peers.lost()
         self._ask([member for member in candidate.members if member.id not in lost], _drop_request(candidate))
 
     def _ask(
-        self, members: Sequence[Member], request: Mapping[str, Any], limit_s: float | None = None
+        self,
+        members: Sequence[Member],
+        request: Mapping[str, Any],
+        limit_s: float | None = None,
+        on_error: Callable[[], None] = lambda: None,
     ) -> dict[str, Reply]:
-        """Send a request to members side by side, this one included; return their replies or errors, by id."""
+        """Send a request to members side by side, this one included; return their replies or errors, by id.
+
+        `on_error` is called after each error, while the others may still be at work.
+        """
         state = self._state
         others = [member for member in members if member.id != state.me.id]
         replies: dict[str, Reply] = {}
@@ -382,15 +303,22 @@ class Proposer:
                 replies[state.me.id] = self._answers.answer(dict(request))
             except (ValueError, UnisonoError) as error:
                 replies[state.me.id] = RefusedError(str(error))
+                on_error()
 
         mine = threading.Thread(target=answer_myself, daemon=True)
         if len(others) < len(members):
             mine.start()
         requests = {member.id: (member, request) for member in others}
-        asked = state.caller.ask_all(requests, state.heartbeat_s if limit_s is None else limit_s)
+        asked = state.caller.ask_all(requests, state.heartbeat_s if limit_s is None else limit_s, on_error)
         if len(others) < len(members):
             mine.join()
         return {**asked, **replies}
+
+
+def _fail(server: StoreServer | None, why: str) -> None:
+    """Let a meeting fail for all; a member that is alone meets nobody."""
+    if server is not None:
+        server.fail(why)
 
 
 def _drop_request(candidate: View) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""Whether the present view must change, as one member knows: who stays, who enters, and who is late or slow.
+
+Used by: `proposer`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unisono.foundation import log
+from unisono.swarm.agreement import quorum_of
+from unisono.swarm.membership import Membership
+from unisono.swarm.views import Member, View
+
+_log = log.get("rendezvous")
+
+# A member that knows of its expulsion waits for so many heartbeats until the others choose a view without it.
+_VERDICT = 2.0
+# A member is slow if it takes so many times as long between calls as the others, and at least so long.
+_SLOW, _LEAST_PACE_S = 4.0, 0.05
+
+
+class Need(NamedTuple):
+    """Why the view must change.
+
+    Attributes:
+        staying: the members that stay.
+        joiners: the processes that enter.
+        is_urgent: whether calls cannot end in the present view.
+    """
+
+    staying: tuple[Member, ...]
+    joiners: tuple[Member, ...]
+    is_urgent: bool
+
+
+class Needs:
+    """Decides for one member whether the view must change. All methods are called under the lock of `membership`.
+
+    Attributes:
+        waiting: the processes that wait to enter.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self.waiting: tuple[Member, ...] = ()
+        self._state = membership
+        self._refused: dict[str, float] = {}  # processes that could not be met → when to try again
+        self._expelled_since = time.monotonic()
+        self._named: set[tuple[int, str]] = set()
+        self._known_as_slow: set[str] = set()
+
+    def need(self, view: View, *, has_failed: bool) -> Need | None:
+        """Return how the view must change; None if it need not, or this member cannot know.
+
+        Args:
+            view: the present view.
+            has_failed: whether the last change has failed. Then members that others cannot reach do not stay either.
+        """
+        state = self._state
+        lost = state.peers.lost()
+        out = self.ended() | state.leaving
+        if has_failed:  # those that members cannot reach, although they answer this one
+            out |= state.suspects
+        staying = tuple(member for member in view.members if member.id not in out)
+        answering = [member for member in view.members if member.id not in lost]
+        joiners = tuple(joiner for joiner in self.waiting if self._may_enter(joiner, view))
+        is_urgent = bool(state.failure or state.is_frozen or len(staying) < len(view.members))
+        if state.me.id in state.expelled or not (is_urgent or joiners) or not staying:
+            return None
+        if len(answering) < quorum_of(len(view.members), state.settings.min_size):
+            return None
+        return Need(staying, joiners, is_urgent)
+
+    def ended(self) -> frozenset[str]:
+        """Return the ids of members that make no further call: lost, expelled, slow, or gone by their own words."""
+        state = self._state
+        gone = {id_ for id_, reply in state.peers.replies().items() if reply.get("gone") is True}
+        return state.peers.lost() | gone | state.expelled | state.slow
+
+    def refuse(self, joiner: Member, seconds: float) -> None:
+        """Let a process that could not be met wait for some time."""
+        self._refused[joiner.id] = time.monotonic() + seconds
+
+    def is_expelled_for_long(self) -> bool:
+        """Return whether this member has known for long that it is expelled, and the others choose no view without it.
+
+        They may have ended at once. Until then, this member votes, because they may need it for a quorum.
+        """
+        state, now = self._state, time.monotonic()
+        if state.me.id not in state.expelled:
+            self._expelled_since = now
+        return now - self._expelled_since >= _VERDICT * state.heartbeat_s
+
+    def name_slow(self, view: View) -> None:
+        """Name the members that take several times as long between calls as the others."""
+        replies, names = self._state.peers.replies(), {member.id: member.name for member in view.members}
+        known = {id_: reply.get("pace_s") for id_, reply in replies.items() if id_ in names}
+        known[self._state.me.id] = self._state.pace.seconds()
+        paces = {id_: pace_s for id_, pace_s in known.items() if isinstance(pace_s, float) and pace_s > 0}
+        usual = statistics.median_low(paces.values() or [0.0])
+        slow = {id_ for id_, pace_s in paces.items() if pace_s > max(_SLOW * usual, _LEAST_PACE_S)}
+        for id_ in slow - self._known_as_slow:
+            _log.warning(
+                "member %s takes %.2g s between calls, and most others %.2g s: patience_s leaves slow members behind",
+                names[id_],
+                paces[id_],
+                usual,
+            )
+            self._known_as_slow.add(id_)
+
+    def name_late(self, view: View) -> None:
+        """Name the members that have not begun a call for which this one waits; leave them behind if asked."""
+        state = self._state
+        if state.call is None or state.call.has_result:
+            return
+        waited_s, number = time.monotonic() - state.call_began, state.call.number
+        warn_after_s, patience_s = max(1.0, state.settings.options.warn_after_s), state.settings.patience_s
+        if waited_s < min(warn_after_s, patience_s or warn_after_s):
+            return
+        for member in self._late(view, number):
+            if (number, member.id) not in self._named:
+                self._named = {each for each in self._named if each[0] == number} | {(number, member.id)}
+                _log.warning(
+                    "member %s has not begun call #%d, for which the others have waited for %.1f s",
+                    member.name,
+                    number,
+                    waited_s,
+                )
+            if patience_s is not None and waited_s >= patience_s:
+                state.slow.add(member.id)
+
+    def _late(self, view: View, number: int) -> Sequence[Member]:
+        """Return the members that answer, and have not begun a call."""
+        replies, lost = self._state.peers.replies(), self._state.peers.lost()
+        answering = ((member, replies[member.id]) for member in view.members if member.id in replies.keys() - lost)
+        return [
+            member for member, reply in answering if reply.get("call", 0) == 0 and reply.get("has_result", 0) < number
+        ]
+
+    def _may_enter(self, joiner: Member, view: View) -> bool:
+        is_new = joiner.id not in view.ids and joiner.id not in self._state.expelled
+        return is_new and self._refused.get(joiner.id, 0) < time.monotonic()
