@@ -349,6 +349,26 @@ def test_arrays_of_different_keys_are_never_combined(tmp_path: Path, common: str
     assert f"x[{odd}], x[{common}]" in outputs["B"]
 
 
+WRONG_OP = """
+with un.Swarm(places, min_size=3, **settings) as swarm:
+    if name == "B":
+        try:
+            swarm.allreduce({"v": np.ones(2)}, "mean")
+        except un.UsageError:
+            print("refused")
+    print(swarm.allreduce({"w": np.ones(2)}, "sum")["w"].tolist())
+    swarm.barrier()
+"""
+
+
+def test_a_wrong_op_for_a_dict_sends_nothing_to_the_others(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "ABC":
+            swarm.start(name, WRONG_OP)
+        outputs = [swarm.printed(name).split("\n", 1) for name in "ABC"]
+    assert outputs == [["[3.0, 3.0]", ""], ["refused", "[3.0, 3.0]\n"], ["[3.0, 3.0]", ""]]
+
+
 READ_ONLY = np.broadcast_to(np.zeros(1), 2)
 
 

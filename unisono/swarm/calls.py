@@ -199,8 +199,9 @@ def _ordered(value: Mapping[Any, Any]) -> list[Any]:
 class Forms:
     """Checks that the members pass values of one form: without it, arrays of different keys would be combined.
 
-    Equal forms are checked once on a communicator. A member that has checked another form before makes another call
-    than the others, which the communicator notices.
+    Equal forms are checked once on a communicator, after the call with the first of them: a wrong argument ends a call
+    before anything is sent, and no member has used the result yet. A member that has checked another form before makes
+    another call than the others, which the communicator notices.
     """
 
     def __init__(self) -> None:

@@ -261,8 +261,9 @@ class Swarm:
         targets = None if out is None else leaves.check_out(out)
 
         def make(comm: Any, limit_s: float) -> Any:
+            result = comm.allreduce(leaves.arrays, op, timeout_s=limit_s, **options)
             self._forms.check(leaves.form, comm, limit_s)
-            return comm.allreduce(leaves.arrays, op, timeout_s=limit_s, **options)
+            return result
 
         results = self._make(SwarmCall("allreduce", make, lambda _: leaves.arrays), self._limit(timeout_s))
         return cast(Arrays, delivered(leaves, results, out, targets))
@@ -288,10 +289,10 @@ class Swarm:
         targets = None if out is None else leaves.check_out(out)
 
         def make(comm: Any, limit_s: float) -> Any:
-            self._forms.check(leaves.form, comm, limit_s)
             ids = self._membership().ids_of(comm)
             has_root = root.id in ids
             result = comm.broadcast(leaves.arrays, ids.index(root.id) if has_root else 0, timeout_s=limit_s)
+            self._forms.check(leaves.form, comm, limit_s)
             comm.barrier(timeout_s=limit_s)  # no member has the result before all have made the call
             return result if has_root else None
 
@@ -308,8 +309,9 @@ class Swarm:
         leaves = Leaves(x)
 
         def make(comm: Any, limit_s: float) -> Any:
+            result = comm.allgather(leaves.arrays, timeout_s=limit_s)
             self._forms.check(leaves.form, comm, limit_s)
-            return comm.allgather(leaves.arrays, timeout_s=limit_s)
+            return result
 
         call = SwarmCall("allgather", make, lambda size: [repeated(array, size) for array in leaves.arrays])
         return cast(Arrays, delivered(leaves, self._make(call, self._limit(timeout_s))))
