@@ -507,15 +507,26 @@ def _write(log: int, line: Mapping[str, Any]) -> None:
 def _obey(leaves: threading.Event) -> None:
     for line in sys.stdin:
         if line.strip() == "cut":
-            _cut_connections()
+            cut_connections()
         else:
             leaves.set()
 
 
-def _cut_connections() -> None:
+def _socket_of(descriptor: int) -> socket.socket:
+    """Return a socket of its own for that of a descriptor; raises OSError if the descriptor is not of a socket."""
+    duplicate = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        raise
+
+
+def cut_connections() -> None:
     """End all connections of this process by TCP, as a network does that forgets them."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(name))) as sock:
+    descriptors = map(int, os.listdir("/proc/self/fd"))
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError), _socket_of(descriptor) as sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
                 sock.getpeername()
                 sock.shutdown(socket.SHUT_RDWR)

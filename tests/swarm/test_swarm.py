@@ -549,7 +549,7 @@ def test_a_meeting_place_lets_no_new_process_begin_before_one_that_has_lost_the_
 
 # "C" ends all its connections by TCP, as a network does that forgets them, while the members call.
 CUT = """
-from unisono.bench.programs.churn import _cut_connections
+from unisono.bench.programs.churn import cut_connections
 with un.Swarm(places, **{**settings, "transports": "tcp", "timeout_s": 90.0}) as swarm:
     cuts = 0
     while not has_mark(folder, "end"):
@@ -565,7 +565,7 @@ with un.Swarm(places, **{**settings, "transports": "tcp", "timeout_s": 90.0}) as
         mark(f"{name} is whole {has_mark(folder, 'cut 5')}" if is_full else f"{name} is less")
         if name == "C" and is_full and cuts < 5:
             cuts += 1
-            _cut_connections()
+            cut_connections()
             mark(f"cut {cuts}")
     os._exit(0)
 """

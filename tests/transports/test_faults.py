@@ -24,7 +24,9 @@ from support.programs import by_variables
 from support.ranks import Job, Ranks, start_ranks
 
 import unisono as un
+from unisono.bench.programs.churn import cut_connections
 from unisono.transports.links.channels import Channels
+from unisono.transports.tcp import resumption
 
 SHORT_S = 0.5
 # The time in which a rank gets from the line before a call to being blocked in it. No other process can observe that.
@@ -287,6 +289,29 @@ def test_receive_from_a_killed_rank_raises_peer_lost_error(tmp_path: Path, trans
         for kind, text in job.hear_all(but=2):
             assert kind == "PeerLostError"
             assert "rank 2" in text
+
+
+def lose_bytes(world: un.Communicator, say: Say) -> None:
+    """Rank 1 loses bytes of rank 0. It needs rank 0, which needs rank 2, which needs rank 1."""
+    x = np.zeros(1)
+    if world.rank == 0:
+        world.send(x, 1)
+    elif world.rank == 1:
+        world.recv(x, 0)
+        state = resumption._STATE
+        with mock.patch.object(resumption, "_STATE", mock.Mock(wraps=state, size=state.size)) as forgetful:
+            forgetful.pack = lambda resumptions, _: state.pack(resumptions, 0)
+            cut_connections()
+            say(error_of(lambda: world.recv(x, 0)))
+        return
+    say(error_of(lambda: world.recv(x, (world.rank + 2) % 3)))
+
+
+def test_a_rank_that_cannot_send_lost_bytes_again_fails_though_it_needs_the_peer_no_more(tmp_path: Path) -> None:
+    with Job(lose_bytes, 3, tmp_path, transports="tcp") as job:
+        errors = job.hear_all()
+    assert [kind for kind, _ in errors] == ["PeerLostError"] * 3
+    assert all("broke, and bytes that were sent are lost" in text for _, text in errors), errors
 
 
 # --- ranks that stay away ------------------------------------------------------------------------------------------

@@ -267,10 +267,21 @@ bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t
       }
     }
   }
-  if (!goes_on) control_->give_up_resumption(job_rank(peer));
+  if (!goes_on) {
+    if (channel != nullptr) suspect_for_lost_bytes(job_rank(peer));
+    control_->give_up_resumption(job_rank(peer));
+  }
   step_down();
   doorbell_.ring();
   return goes_on;
+}
+
+// The peer may wait for the lost bytes, and would connect again and again. No call of this rank may need the peer, so
+// none would notice.
+void Endpoint::suspect_for_lost_bytes(std::int32_t peer) {
+  const std::string reason =
+      "the connection to rank " + std::to_string(peer) + " broke, and bytes that were sent are lost";
+  control_->suspect(peer, communicator_, current_sequence(), reason, false);
 }
 
 // Sends the bytes again that peers have not received over former connections, even if no call needs the channels now.

@@ -322,6 +322,7 @@ class Endpoint {
   bool check_closed();
   void report_broken(const std::vector<Blocked>& waits);
   void report_silent(Clock::time_point now);
+  void suspect_for_lost_bytes(std::int32_t peer);
   void flush_resumed();
   void time_out(const Request& request);
   std::int32_t peer_of(const Request& request) const;
