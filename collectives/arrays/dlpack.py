@@ -109,7 +109,7 @@ def from_cuda_interface(x: Any, name: str) -> ForeignMemory:
     interface: Mapping[str, Any] = x.__cuda_array_interface__
     try:
         pointer, read_only = interface["data"]
-        shape = tuple(int(extent) for extent in interface["shape"])
+        shape = tuple(map(int, interface["shape"]))
         dtype = np.dtype(interface["typestr"])
         if dtype.kind == "V":  # the protocol has no names for the dtypes of ml_dtypes
             dtype = np.dtype(getattr(x, "dtype", dtype))

@@ -149,6 +149,7 @@ def _request(algorithm: str | None, reproducible: bool, accumulate: str | None) 
     )
 
 
+@cache
 def as_request(algorithm: AlgorithmLike) -> AlgorithmRequest:
     """Return the `AlgorithmRequest` for an algorithm, which the caller may request by its name alone."""
     return algorithm if isinstance(algorithm, AlgorithmRequest) else AlgorithmRequest(algorithm)

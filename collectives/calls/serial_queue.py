@@ -127,6 +127,11 @@ class QueuedOperation:
         return self.ended()
 
     def wait(self, timeout_s: float) -> None:
+        if not self._ended.done():  # the function of a call that waits at once has ended in this thread
+            self._await(timeout_s)
+        self._result()
+
+    def _await(self, timeout_s: float) -> None:
         try:
             deadline = Deadline(timeout_s)
             while not (self.ended() or deadline.has_passed()):
@@ -139,7 +144,6 @@ class QueuedOperation:
             text = f"rank {self._executor.members[me]} waited {timeout_s:g} s for the end of {self._operation}"
             self.abort(text)
             raise CollectiveTimeoutError(text, rank=me, operation=self._operation)
-        self._result()
 
     def run_in_background(self, timeout_s: float) -> None:
         """Do nothing: a thread runs the queued function, whose time limit was set when it was queued."""

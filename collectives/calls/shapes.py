@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
@@ -28,6 +29,8 @@ from unisono.foundation.records import record
 Extents: TypeAlias = tuple[int, ...]
 # No array has more elements, so larger counts are an error.
 _MOST_ELEMENTS = (1 << 63) // 16
+# The most layouts of whole vectors that are kept for calls that are made again.
+_MOST_WHOLE = 256
 
 
 @record
@@ -67,11 +70,18 @@ def layout_of(
     """
     contract = CONTRACTS[collective]
     if contract.input is Cut.VECTOR:
-        return Layout(shape, (prod(shape), prod(shape)), prod(shape), (shape,))
+        return _whole(shape)
     if rows is not None:
         return _COUNTED[contract.input, contract.output](shape, size, rank, rows)
     layout = _EQUAL[contract.input, contract.output](shape, size, rank, ())
     return replace(layout, agreed=(layout.elements[1],)) if contract.input_at_root else layout
+
+
+@lru_cache(_MOST_WHOLE)
+def _whole(shape: Extents) -> Layout:
+    """Return the layout in which INPUT and OUTPUT are the whole vector."""
+    elements = prod(shape)
+    return Layout(shape, (elements, elements), elements, (shape,))
 
 
 def layout_of_share(shape: Extents, *, size: int, rank: int, rows: tuple[Extents, ...] | None = None) -> Layout:

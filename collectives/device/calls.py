@@ -78,6 +78,7 @@ class DeviceCalls:
         self._calls = calls
         self._works = works
         self._options = options
+        self._allows_cuda_ipc = options.allows_cuda_ipc
         self._make_spare = make_spare
         self._queue = SerialQueue()
         self._device: Device | None = None
@@ -350,6 +351,6 @@ class DeviceCalls:
 
     def _no_links(self) -> str | None:
         """Return the reason why no ranks of this communicator use each other's device memory; None if they try."""
-        if not self._options.allows_cuda_ipc:
+        if not self._allows_cuda_ipc:
             return "cuda_ipc is not among the transports"
         return refuses_hosts(self._calls.hosts) if len(self._calls.hosts) > 1 else None

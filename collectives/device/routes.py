@@ -283,7 +283,10 @@ class Staged:
 
 def address_of(array: AnyArray | None) -> int:
     """Return the address of an array on a device; 0 without an array."""
-    return 0 if array is None else array.ctypes.data
+    if array is None:
+        return 0
+    address: int = array.__array_interface__["data"][0]  # takes less time than `ctypes`
+    return address
 
 
 def _piece(array: AnyArray | None) -> Piece:

@@ -37,6 +37,8 @@ def device_of(ordinal: int) -> Device:
         TransportUnavailableError: there is no such device, or no driver, or the driver is too old.
     """
     place = os.getpid(), ordinal
+    if (device := _opened.get(place)) is not None:  # atomic, so the usual call takes no lock
+        return device
     with _lock:
         if place not in _opened:
             _opened[place] = _factory(ordinal)

@@ -128,6 +128,7 @@ class _Settings:
         self._are_new = False
         # The levels that Unisono has set. A logger with another level got it from the program, and keeps it.
         self._set: dict[str, int] = {}
+        self._loggers: dict[str, logging.Logger] = {}  # by subsystem, because `logging` takes a lock to find one
         self._handler: logging.StreamHandler[_Stderr] | None = None
 
     def keep(self, setting: str, rank: int | None, size: int | None) -> None:
@@ -145,7 +146,9 @@ class _Settings:
             self._apply_format(logging.getLogger(NAME))
             for name in dict.fromkeys((*self._set, *self._levels)):
                 self._apply_level(logging.getLogger(_full_name(name)), name)
-        return logging.getLogger(_full_name(subsystem))
+        if subsystem not in self._loggers:
+            self._loggers[subsystem] = logging.getLogger(_full_name(subsystem))
+        return self._loggers[subsystem]
 
     def _apply_level(self, logger: logging.Logger, name: str) -> None:
         if logger.level in (0, self._set.get(name)):  # 0: nobody has set a level

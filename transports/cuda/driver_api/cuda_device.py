@@ -214,7 +214,7 @@ class CudaDevice:
     def facts(self, pointer: int) -> PointerFacts:
         self._require_running()
         values = self._call("cuPointerGetAttributes", len(self._attributes), self._attributes, pointer)
-        return _facts(pointer, *(int(value) for value in values))
+        return _facts(pointer, *map(int, values))
 
     # --- streams and events ----------------------------------------------------------------------------------------
 
