@@ -149,11 +149,21 @@ def test_rounds_cost_more_when_ranks_share_cores() -> None:
     asked = Question("allreduce", 64, 16, "shm")
     direct, doubling = (ALGORITHMS["allreduce"][name].cost(16) for name in ("direct", "recursive_doubling"))
     link = LINKS["shm"]
-    for crowd in (1.0, 8.0):
-        times = [predicted_s(cost, 64, link, crowd) for cost in (direct, doubling)]
-        assert times == sorted(times, reverse=crowd == 1.0)
+    assert predicted_s(direct, 64, link) > predicted_s(doubling, 64, link)
     assert predicted_s(direct, 64, link, 8.0) > 8 * predicted_s(direct, 64, link)
     assert choose(replace(asked, crowd=8.0)).predicted_s > 8 * choose(asked).predicted_s
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall", "barrier"])
+def test_many_ranks_that_share_cores_send_few_messages_each(collective: str) -> None:
+    for size in (8, 16, 32, 64, 128):
+        chosen = choose(Question(collective, 8, size, "shm", crowd=size / 2))
+        assert chosen.algorithm != "direct", size
+    assert choose(Question(collective, 8, 4, "shm", crowd=2.0)).algorithm == "direct"
+
+
+def test_a_root_of_many_ranks_that_share_cores_sends_to_each_of_them_directly() -> None:
+    assert choose(Question("scatter", 1 << 20, 32, "shm", crowd=16.0)).algorithm == "linear"
 
 
 def test_first_registered_algorithm_is_chosen_on_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -608,7 +608,8 @@ def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Cost
     All links are of one kind if the hosts are not known, or if there is only one.
     """
     if len(question.hosts) < 2:
-        return predicted_s(cost, question.nbytes, costs.far, question.crowd, costs.reduce)
+        is_rooted = CONTRACTS[question.collective].has_root
+        return predicted_s(cost, question.nbytes, costs.far, question.crowd, costs.reduce, is_rooted=is_rooted)
     crossing = _crossing(algorithm, question, params)
     inside, across = split(cost, crossing)
     inside_s = predicted_s(inside, question.nbytes, costs.near, question.crowd, costs.reduce)

@@ -50,6 +50,9 @@ from unisono.tuning.machine.parameters import UNMEASURED, Curve, Link, RoundCost
 # others have lost theirs as well, so each turn takes this time for each rank on the core.
 _TURN_S = 0.6e-6
 _COLD = 4  # the factor of a message's overhead, because the caches are cold
+# Where more than two ranks share a core, messages of a round come in several turns. A rank that waits for all of them
+# takes a turn for some, and then waits again. With many ranks on a core, each message costs this time more.
+_WAKE_S = 3e-6
 
 # The size of the cache nearest to a core, in bytes.
 _NEAREST_CACHE = 32 << 10
@@ -62,7 +65,13 @@ _ROUNDING = 1e-9
 
 
 def predicted_s(
-    cost: Cost, nbytes: int, link: Link, crowd: float = 1.0, reduce: Curve = UNMEASURED, at_once: int = 1
+    cost: Cost,
+    nbytes: int,
+    link: Link,
+    crowd: float = 1.0,
+    reduce: Curve = UNMEASURED,
+    at_once: int = 1,
+    is_rooted: bool = False,
 ) -> float:
     """Return the predicted seconds of a call with this cost on vectors of `nbytes`, without pipelining.
 
@@ -77,14 +86,15 @@ def predicted_s(
         crowd: the number of ranks for each core, at least 1.
         reduce: the measured time of combining, by bytes; without knots, the rate of the link holds.
         at_once: the number of ranks of a host that send to other hosts at once.
+        is_rooted: whether the collective has a root. Its messages go to different ranks, or all ranks send to one.
     """
     messages, message_nbytes = _messages(cost, nbytes)
     if not messages:
         return nbytes * cost.reduced * link.reduce_per_byte_s
     stored = nbytes * (cost.stored or 0)
     worked = nbytes * cost.reduced + (stored if stored > _NEAREST_CACHE else 0)
-    turn_s, cold = (crowd * crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
-    message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
+    turn_s, waiting_s = (crowd * crowd * _TURN_S, _waiting_s(crowd, link, is_rooted)) if crowd > 1 else (0.0, 0.0)
+    message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + waiting_s
     work_s = messages * message_s + worked * reduce_per_byte_s(link, message_nbytes, reduce)
     alone_s = cost.rounds * (link.latency_s + turn_s) + crowd * work_s
     share = at_once / link.pairs
@@ -93,6 +103,11 @@ def predicted_s(
     # Ranks that share a core send one after another, and so do ranks that share a link: the wait counts only once.
     shared_s = _transfer_s(link, message_nbytes * share) - crowd * _transfer_s(link, message_nbytes)
     return alone_s + messages * max(0.0, shared_s)
+
+
+def _waiting_s(crowd: float, link: Link, is_rooted: bool) -> float:
+    """Return the seconds that a message costs more if `crowd` ranks share each core."""
+    return max((_COLD - 1) * link.overhead_s, 0.0 if is_rooted else (1 - 2 / crowd) * _WAKE_S)
 
 
 def _transfer_s(link: Link, nbytes: float) -> float:
