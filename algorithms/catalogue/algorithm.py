@@ -65,6 +65,8 @@ class Cost:
             than one message in a round and these messages are parts of the vector; else 0.
         stored: elements that the rank with the most writes to SCRATCH writes there, as a multiple of the vector length;
             None if not declared.
+        path: elements on the path from rank to rank that takes longest, without segments, as a multiple of the vector;
+            None if not declared. Over many segments, it takes as long as the busiest rank sends.
     """
 
     rounds: int
@@ -72,6 +74,7 @@ class Cost:
     reduced: float
     most_messages: int = 0
     stored: float | None = None
+    path: float | None = None
 
 
 @record

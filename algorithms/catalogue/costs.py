@@ -50,6 +50,15 @@ def _folded(size: int) -> tuple[int, int]:
     return rounds, int(size > 1 << rounds)
 
 
+def _double_tree_path(size: int) -> float:
+    """Return the longest path in two binary trees with half of the vector each, in which inner ranks have two children.
+
+    The root stands above both trees. The path is (⌈log2 p⌉ + ⌊log2 p⌋) / 2 vectors long.
+    """
+    rounds, _ = _folded(size)
+    return (_rounds(size) + rounds) / 2
+
+
 def _subtree(size: int, aggregate: int | None) -> int:
     """Return the ranks of a subtree of PAT: the least power of two that keeps messages within `aggregate`."""
     return 1 << (-(-size // (aggregate or size)) - 1).bit_length()
@@ -186,12 +195,16 @@ def reduce_all_pairs(size: int, window: int = 32) -> Cost:
 
 def reduce_chain(size: int) -> Cost:
     """A rank inside the chain receives once and sends once."""
-    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=min(1, size - 1))
+    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=min(1, size - 1), path=size - 1)
 
 
 def reduce_binary(size: int) -> Cost:
-    """The most expensive root is rank 0, above one tree of all other ranks, whose depth is ⌊log2(p − 1)⌋."""
-    return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(2, size - 1))
+    """The most expensive root is rank 0, above one tree of all other ranks, whose depth is ⌊log2(p − 1)⌋.
+
+    Every inner rank of the tree has two children.
+    """
+    path = max(0, 2 * _double_tree_path(size) - 1)
+    return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(2, size - 1), path=path)
 
 
 def reduce_rabenseifner(size: int) -> Cost:
@@ -203,7 +216,8 @@ def reduce_rabenseifner(size: int) -> Cost:
 
 def reduce_double_binary_tree(size: int) -> Cost:
     """Each tree has depth ⌊log2(p − 1)⌋, and the root stands above both trees."""
-    return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(1, size - 1))
+    path = _double_tree_path(size)
+    return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(1, size - 1), path=path)
 
 
 def reduce_circulant_blocks(size: int, blocks: int = 8) -> Cost:
@@ -280,12 +294,12 @@ def reduce_scatter_read(size: int, window: int = 32) -> Cost:
 
 def scan_linear(size: int) -> Cost:
     """A rank between the first and the last combines once and sends once."""
-    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=min(1, size - 1))
+    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=min(1, size - 1), path=size - 1)
 
 
 def exscan_linear(size: int) -> Cost:
     """Only the ranks between the first and the last combine."""
-    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=min(1, max(0, size - 2)))
+    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=min(1, max(0, size - 2)), path=size - 1)
 
 
 def scan_recursive_doubling(size: int) -> Cost:
@@ -330,17 +344,22 @@ def broadcast_bine(size: int) -> Cost:
 
 def broadcast_chain(size: int) -> Cost:
     """Every rank but the last sends the vector once."""
-    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=0)
+    return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=0, path=size - 1)
 
 
 def broadcast_binary(size: int) -> Cost:
-    """A complete binary tree: inner ranks send the vector twice."""
-    return Cost(rounds=size.bit_length() - 1, sent=min(2, size - 1), reduced=0)
+    """A complete binary tree: inner ranks send the vector twice.
+
+    Rank v - 1 is ⌊log2 v⌋ levels below the root, and as many bits of v after the first are set as its path has second
+    children. The path is longest if v has two or more set bits and they come first: v = 2^k - 1 or 3·2^k - 1.
+    """
+    path = (size + 1).bit_length() - 2 + ((2 * size + 2) // 3).bit_length() - 1
+    return Cost(rounds=size.bit_length() - 1, sent=min(2, size - 1), reduced=0, path=path)
 
 
 def broadcast_double_binary_tree(size: int) -> Cost:
     """Each tree over p − 1 ranks has depth ⌊log2(p − 1)⌋, and the root stands above both."""
-    return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=0)
+    return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=0, path=_double_tree_path(size))
 
 
 def broadcast_circulant_blocks(size: int, blocks: int = 8) -> Cost:

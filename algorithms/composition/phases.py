@@ -59,15 +59,18 @@ class PhaseKind:
     def _cost_at(self, levels: Levels, level: int, name: str) -> Cost | None:
         algorithm, params = algorithm_named(self.collective, name)
         fractions, costs = list[float](), list[Cost]()
+        paths = list[float]()
         for size in levels.sizes[level]:
             if (cost := algorithm.cost_of(size, params)) is None:
                 return None
             costs.append(cost)
             fractions.append(self.fraction(levels, level, size))
+            paths += [] if cost.path is None or self.is_inside else [cost.path * fractions[-1]]
         return Cost(
             rounds=max(cost.rounds for cost in costs),
             sent=max(cost.sent * fraction for cost, fraction in zip(costs, fractions, strict=True)),
             reduced=max(cost.reduced * fraction for cost, fraction in zip(costs, fractions, strict=True)),
+            path=max(paths, default=None),
         )
 
 
@@ -79,10 +82,12 @@ def total(costs: Iterable[Cost | None]) -> Cost | None:
         declared += [] if cost is None else [cost]
     if not is_complete:
         return None
+    paths = [cost.sent if cost.path is None else cost.path for cost in declared]
     return Cost(
         rounds=sum(cost.rounds for cost in declared),
         sent=sum(cost.sent for cost in declared),
         reduced=sum(cost.reduced for cost in declared),
+        path=None if all(cost.path is None for cost in declared) else sum(paths),
     )
 
 

@@ -1,9 +1,12 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "breaking_connections.h"
@@ -195,6 +198,32 @@ void messages_of_another_epoch_and_out_of_order_are_refused() {
   CHECK(!accepts(twice, {}));
 }
 
+std::string congestion_control(int socket) {
+  char name[16] = {};
+  socklen_t nbytes = sizeof name;
+  CHECK(::getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) == 0);
+  return name;
+}
+
+// Returns the congestion control of a channel between two addresses with short round trips, on whose socket `name` was
+// set before.
+std::string congestion_control_after(const char* name) {
+  SocketPair sockets = tcp_pair("127.0.0.2");
+  const int socket = sockets.a.get();
+  if (::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name))) != 0)
+    return "";
+  const auto channel = open(std::move(sockets.a), {});
+  return congestion_control(socket);
+}
+
+void channels_over_short_round_trips_do_without_bbr() {
+  CHECK(congestion_control_after("reno") == "reno");
+  const std::string after_bbr = congestion_control_after("bbr");  // empty if the kernel does not have or allow it
+  CHECK(after_bbr.empty() || after_bbr == "reno");
+  const std::string after_cubic = congestion_control_after("cubic");
+  CHECK(after_cubic.empty() || after_cubic == "cubic");
+}
+
 void a_channel_has_at_least_one_stream() {
   CHECK(throws<std::invalid_argument>([] { TcpChannel(1, {}, {}); }));
   CHECK(throws<std::invalid_argument>([] { TcpChannel(1, std::vector<Connection>(17), {}); }));
@@ -304,6 +333,7 @@ int main() {
       {"a stream that lacks lost bytes does not go on", a_stream_that_lacks_lost_bytes_does_not_go_on},
       {"messages of another epoch and out of order are refused",
        messages_of_another_epoch_and_out_of_order_are_refused},
+      {"channels over short round trips do without BBR", channels_over_short_round_trips_do_without_bbr},
       {"a channel has at least one stream", a_channel_has_at_least_one_stream},
       {"slow receives go through the stage", slow_receives_go_through_the_stage},
       {"a stage changes its offset in a line after slow receives",

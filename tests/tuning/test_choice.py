@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from unisono.algorithms.catalogue.algorithm import Cost
 from unisono.algorithms.catalogue.composed import COMPOSED
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.catalogue.variants import Variant, parsed
-from unisono.algorithms.composition.phases import Composition
+from unisono.algorithms.composition.host_levels import Levels
+from unisono.algorithms.composition.phases import Composition, PhaseKind
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.verifier.verify import verify_algorithm
 from unisono.errors import NoAlgorithmError, UsageError
@@ -24,8 +26,9 @@ from unisono.tuning.decide.choice import (
     choose,
     explain,
 )
-from unisono.tuning.decide.model import predicted_s, segments
-from unisono.tuning.machine.parameters import LINKS, Curve, Link, Parameters
+from unisono.tuning.decide.model import filling_s, over_lines, predicted_s, segments, usual_path_segments
+from unisono.tuning.decide.senders import senders
+from unisono.tuning.machine.parameters import LINKS, NETWORK, PRIORS, Curve, Link, Parameters
 from unisono.tuning.machine.topology import Topology
 from unisono.tuning.simulator.simulate import simulate
 
@@ -360,6 +363,18 @@ def test_chosen_composition_is_proved_on_all_ranks() -> None:
         verify_algorithm(ALGORITHMS["allreduce"][choice.algorithm], 6, **dict(choice.params))
 
 
+def inside_s(cost: Cost, nbytes: int) -> float:
+    return predicted_s(cost, nbytes, LINKS["shm"])
+
+
+def across_s(phase: PhaseKind, name: str, levels: Levels, nbytes: int, link: Link) -> float:
+    """Return the seconds of a phase between hosts, whose lines carry what ranks receive too."""
+    cost, by_hosts = over_lines(phase.cost(levels, name)), senders(phase.collective, name, len(levels.hosts))
+    at_once = levels.widest[0] if phase.by_all else 1
+    filling = filling_s(cost, nbytes, link, usual_path_segments(cost, nbytes, link))
+    return predicted_s(cost, nbytes, link, at_once=at_once, senders=by_hosts) + filling
+
+
 @bounded
 @given(
     collective=st.sampled_from([name for name, rows in COMPOSED.items() if name in ALGORITHMS]),
@@ -379,8 +394,12 @@ def test_composition_uses_the_cheapest_declared_phases(
             levels = row.levels(hosts, edges[-1])
             predicted = predicted_s(row.between(levels), nbytes, LINKS["shm"])
             for phase in row.phases:
-                by = LINKS["shm" if phase.is_inside else link]
-                predicted += min(predicted_s(phase.cost(levels, name), nbytes, by) for name in phase.algorithms)
+                predicted += min(
+                    inside_s(phase.cost(levels, name), nbytes)
+                    if phase.is_inside
+                    else across_s(phase, name, levels, nbytes, PRIORS.link(link, NETWORK))
+                    for name in phase.algorithms
+                )
             assert ranked.predicted_s == pytest.approx(predicted)
 
 
@@ -402,9 +421,9 @@ def test_plans_of_chosen_phases_stay_small_at_any_number_of_ranks() -> None:
 
 
 def test_explanation_shows_hosts_and_phases() -> None:
-    head, best, *_ = str(explain(replace(APART, nbytes=64 << 10))).splitlines()
-    assert head.startswith("allreduce of 65536 B over 64 ranks by tcp, on 8 hosts by shm: full_lane, ")
-    assert "with reduce_scatter=recursive_halving, across=direct, allgather=circulant" in best
+    head, best, *_ = str(explain(replace(APART, nbytes=16 << 10))).splitlines()
+    assert head.startswith("allreduce of 16384 B over 64 ranks by tcp, on 8 hosts by shm: full_lane, ")
+    assert "with reduce_scatter=recursive_halving, across=recursive_doubling, allgather=circulant" in best
 
 
 def test_a_slow_link_inside_hosts_makes_a_composition_slower() -> None:

@@ -9,5 +9,6 @@
 - `order_search.py`: improves orders by single changes.
 - `place_order.py`: the order of places of a machine in which a collective takes the least time.
 - `rank_interpolation.py`: predicts the fastest algorithm between measured numbers of ranks and bytes.
+- `senders.py`: counts the hosts that send to one host at once, from plans.
 - `table.py`: decision tables and their files.
 """

@@ -24,7 +24,7 @@ from unisono.algorithms.catalogue.registry import candidates_of, check_variant, 
 from unisono.algorithms.catalogue.variants import BLOCKS, ORDER, SEGMENT, Variant, parsed
 from unisono.algorithms.catalogue.vendors import NEEDS
 from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
-from unisono.algorithms.composition.phases import Composition, PhaseKind, total
+from unisono.algorithms.composition.phases import Composition, PhaseKind, algorithm_named, total
 from unisono.algorithms.composition.rank_order import IN_RANK_ORDER, check_order
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.errors import NoAlgorithmError
@@ -32,14 +32,19 @@ from unisono.foundation import log
 from unisono.foundation.records import record
 from unisono.tuning.decide.model import (
     factor_at,
+    filling_s,
+    incast_s,
+    over_lines,
     predicted_by_rounds_s,
     predicted_s,
     segments,
     shown,
     split,
     usual_blocks,
+    usual_path_segments,
     usual_segment_nbytes,
 )
+from unisono.tuning.decide.senders import senders
 from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters, RoundCosts
 
 if TYPE_CHECKING:
@@ -307,18 +312,19 @@ def _searched_last(algorithms: Mapping[Variant, Algorithm], costs: _Costs) -> li
 def _fewest_rounds_first(candidates: Sequence[Candidate], question: Question) -> list[Candidate]:
     """Return sorted candidates of which the one with the fewest rounds comes first, among those that are alike.
 
-    They are alike if their simulated times differ by a few per cent. Between far hosts, jitter and lost packets hold up
-    each round, which the simulation does not know.
+    Of those with as many rounds, the one with the fewest messages comes first. They are alike if their simulated times
+    differ by a few per cent. Between far hosts, jitter and lost packets hold up each round and each message, which the
+    simulation does not know.
     """
     fastest = candidates[0]
     most_s = _ALIKE * (fastest.predicted_s or 0.0)
 
-    def key(number: int) -> tuple[float, int]:
+    def key(number: int) -> tuple[float, float, int]:
         each = candidates[number]
         params = {**dict(each.params), **each.chosen_params}
         cost = find(question.collective, each.algorithm).cost_of(question.size, params)
         is_alike = candidate_key(each)[:2] == candidate_key(fastest)[:2] and (each.predicted_s or math.inf) <= most_s
-        return cost.rounds if cost and is_alike else math.inf, number
+        return (cost.rounds, cost.most_messages, number) if cost and is_alike else (math.inf, math.inf, number)
 
     first = min(range(len(candidates)), key=key)
     return [candidates[first], *candidates[:first], *candidates[first + 1 :]]
@@ -515,15 +521,23 @@ def _candidate(
     order: tuple[int, ...] = ()
     if costs.network is not None and refusal is None and predicted is not None:
         order, predicted = _over_network(algorithm, params, phases, question, costs.network, parts, predicted, limit_s)
+        if cost is not None and not phases and question.size == len(question.hosts):
+            predicted += _incast_s(algorithm, cost, question, costs)
     return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params, order, blocks)
 
 
 def _segments(
     algorithm: Algorithm, cost: Cost | None, question: Question, costs: _Costs, params: Mapping[str, Any]
 ) -> int:
-    """Return the number of segments: as many as the caller says, or as usual."""
+    """Return the number of segments: as many as the caller says, or as usual.
+
+    Between hosts that are near each other, the path from rank to rank decides, if the algorithm declares it.
+    """
+    is_set = params.get(SEGMENT) or question.segment_nbytes
+    if cost is not None and cost.path is not None and question.level and not costs.far.is_far and not is_set:
+        return usual_path_segments(cost, question.nbytes, costs.far)
     usual_nbytes = usual_segment_nbytes(algorithm, cost, question.nbytes, costs.far)
-    return segments(algorithm, cost, question.nbytes, params.get(SEGMENT) or question.segment_nbytes or usual_nbytes)
+    return segments(algorithm, cost, question.nbytes, is_set or usual_nbytes)
 
 
 def _blocks(algorithm: Algorithm, question: Question, costs: _Costs, params: Mapping[str, Any]) -> int:
@@ -612,8 +626,22 @@ def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Cost
         return predicted_s(cost, question.nbytes, costs.far, question.crowd, costs.reduce, is_rooted=is_rooted)
     crossing = _crossing(algorithm, question, params)
     inside, across = split(cost, crossing)
+    across = over_lines(across)
+    at_once = crossing.at_once, _senders(algorithm, question)
     inside_s = predicted_s(inside, question.nbytes, costs.near, question.crowd, costs.reduce)
-    return inside_s + predicted_s(across, question.nbytes, costs.far, question.crowd, costs.reduce, crossing.at_once)
+    across_s = predicted_s(across, question.nbytes, costs.far, question.crowd, costs.reduce, *at_once)
+    parts = _segments(algorithm, cost, question, costs, params)
+    return inside_s + across_s + filling_s(across, question.nbytes, costs.far, parts)
+
+
+def _senders(algorithm: Algorithm, question: Question) -> float:
+    """Return how many hosts send to one host at once."""
+    return senders(question.collective, algorithm.name, len(question.hosts))
+
+
+def _incast_s(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs) -> float:
+    """Return the seconds by which several senders to a host delay an algorithm with one rank on each host."""
+    return incast_s(costs.far, question.nbytes * over_lines(cost).sent, _senders(algorithm, question))
 
 
 def _crossing(algorithm: Algorithm, question: Question, params: Mapping[str, Any]) -> Crossing:
@@ -669,14 +697,22 @@ def _fastest(
         NoAlgorithmError: none of the algorithms has a cost model, so no time can be predicted.
     """
     costs = {name: cost for name in among if (cost := phase.cost(levels, name)) is not None}
-    at_once = levels.widest[0] if phase.by_all else 1
-    predicted = {
-        name: predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once) for name, cost in costs.items()
-    }
+    predicted = {name: _phase_s(phase, name, cost, levels, question, link) for name, cost in costs.items()}
     if not predicted:
         raise NoAlgorithmError(f"cannot predict {phase.parameter}: the costs of {', '.join(among)} are not known")
     name = min(predicted, key=predicted.__getitem__)
     return predicted[name], name, costs[name]
+
+
+def _phase_s(phase: PhaseKind, name: str, cost: Cost, levels: Levels, question: Question, link: Link) -> float:
+    """Return the predicted seconds of a phase that an algorithm with this cost runs."""
+    at_once = levels.widest[0] if phase.by_all else 1
+    if phase.is_inside or not question.level:
+        return predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once)
+    algorithm, _ = algorithm_named(phase.collective, name)
+    cost, by_hosts = over_lines(cost), senders(phase.collective, algorithm.name, len(question.hosts))
+    seconds = predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once, senders=by_hosts)
+    return seconds + filling_s(cost, question.nbytes, link, usual_path_segments(cost, question.nbytes, link))
 
 
 # For each order that a call can ask for, how errors describe it.

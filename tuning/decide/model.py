@@ -19,6 +19,10 @@ Algorithms of the same closed form still differ, because their ranks wait for ea
 whole calls of an algorithm were measured at a few sizes, they give the factor by which the prediction is off. Rounds
 give the times between these sizes.
 
+Between hosts, several senders to one host share its line, while other lines are idle (incast): `decide/senders.py`
+counts them. And a path from rank to rank fills segment by segment, after which it takes as long as the busiest rank
+sends.
+
 `machine/parameters.py` holds the costs of links. The simulator (`simulator/`) is more exact and takes longer.
 
 Open questions
@@ -27,10 +31,11 @@ Tried: interpolation between the tables of other numbers of ranks, without a cal
 and up to 2.3 at a point, where the calibrated model had 1.00 to 1.04. Corrections interpolated between other numbers of
 ranks were no better than the model alone. A calibration of one second was no better than the priors (decision 15).
 
-Doubted: a closed form counts what the busiest rank sends, and not the way from rank to rank. So trees and chains
-between hosts are not covered, and circulant distances and Bruck's algorithm are up to 21 % off the simulator. The
-factor of an algorithm is used at numbers of ranks at which nobody has measured it. On one host it was measured for two
-to four ranks on two cores only (docs/measurements/tuning.md).
+Doubted: a closed form counts what the busiest rank sends. The path from rank to rank is declared for broadcasts,
+reduces and scans only. Circulant distances and Bruck's algorithm are up to 21 % off the simulator. The part of incast
+was measured between four hosts of one rank, whose links were shaped on one machine (docs/measurements/many-hosts.md).
+The factor of an algorithm is used at numbers of ranks at which nobody has measured it. On one host it was measured for
+two to four ranks on two cores only (docs/measurements/tuning.md).
 
 This would change our mind: a regret above that of fixed thresholds on a machine with many cores or real links. Then the
 simulator, which follows each message, should rank the candidates, if it becomes fast enough for a first call.
@@ -41,6 +46,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 
 from unisono.algorithms.catalogue.algorithm import Algorithm, Cost
 from unisono.algorithms.catalogue.host_crossing import Crossing
@@ -58,6 +64,8 @@ _WAKE_S = 3e-6
 _NEAREST_CACHE = 32 << 10
 
 _MOST_SEGMENTS = 4096
+# Shorter messages over TCP are copied twice by the receiver.
+_LEAST_SEGMENT_NBYTES = 16 << 10
 _LEAST_MESSAGE_S = 1e-9
 
 # The rounding error of logarithms, where a number of rounds is a part of another.
@@ -72,6 +80,7 @@ def predicted_s(
     reduce: Curve = UNMEASURED,
     at_once: int = 1,
     is_rooted: bool = False,
+    senders: float = 1,
 ) -> float:
     """Return the predicted seconds of a call with this cost on vectors of `nbytes`, without pipelining.
 
@@ -87,6 +96,7 @@ def predicted_s(
         reduce: the measured time of combining, by bytes; without knots, the rate of the link holds.
         at_once: the number of ranks of a host that send to other hosts at once.
         is_rooted: whether the collective has a root. Its messages go to different ranks, or all ranks send to one.
+        senders: the number of hosts that send to one host at once.
     """
     messages, message_nbytes = _messages(cost, nbytes)
     if not messages:
@@ -98,6 +108,7 @@ def predicted_s(
     work_s = messages * message_s + worked * reduce_per_byte_s(link, message_nbytes, reduce)
     alone_s = cost.rounds * (link.latency_s + turn_s) + crowd * work_s
     share = at_once / link.pairs
+    alone_s += messages * incast_s(link, message_nbytes * max(1, share), senders)
     if share <= 1:
         return alone_s
     # Ranks that share a core send one after another, and so do ranks that share a link: the wait counts only once.
@@ -115,6 +126,26 @@ def _transfer_s(link: Link, nbytes: float) -> float:
     return max(0.0, link.step_s(nbytes) - link.latency_s - link.overhead_s)
 
 
+def incast_s(link: Link, nbytes: float, senders: float) -> float:
+    """Return the seconds that the bytes which a host receives take longer, because several hosts send them at once."""
+    return link.incast * (1 - 1 / senders) * _transfer_s(link, nbytes)
+
+
+def over_lines(cost: Cost) -> Cost:
+    """Return a cost between hosts, whose lines are as busy with received data as with sent data.
+
+    A rank that reduces receives all elements that it combines.
+    """
+    return replace(cost, sent=max(cost.sent, cost.reduced))
+
+
+def filling_s(cost: Cost, nbytes: int, link: Link, segments: int) -> float:
+    """Return the seconds that a path from rank to rank takes longer than the busiest rank sends, over segments."""
+    if cost.path is None:
+        return 0.0
+    return _transfer_s(link, nbytes * max(0, cost.path - cost.sent)) / segments + (segments - 1) * link.overhead_s
+
+
 def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
     """Return the part of a cost inside hosts and the part between them, whose sum is the cost."""
     across = Cost(
@@ -123,6 +154,7 @@ def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
         reduced=cost.reduced * crossing.sent,
         most_messages=round(cost.most_messages * crossing.sent),
         stored=(cost.stored or 0) * crossing.sent,
+        path=None if cost.path is None else cost.path * crossing.sent,
     )
     inside = Cost(
         rounds=cost.rounds - across.rounds,
@@ -210,6 +242,17 @@ def usual_blocks(size: int, nbytes: int, link: Link) -> int:
     message_s = max(_LEAST_MESSAGE_S, link.latency_s + link.overhead_s)
     least = math.sqrt(max(0, (size - 1).bit_length() - 1) * _transfer_s(link, nbytes) / message_s)
     return max(1, min(_MOST_SEGMENTS, round(least)))
+
+
+def usual_path_segments(cost: Cost, nbytes: int, link: Link) -> int:
+    """Return the number of segments with which the path of a cost takes the least time over a link.
+
+    s segments take f / s + (s − 1)·o longer than the busiest rank sends: f is the time of the bytes that the path has
+    more, and o the overhead of a message. The least integer s with s·(s + 1) ≥ f / o has the least time.
+    """
+    longer_s = filling_s(cost, nbytes, link, 1)
+    least = math.ceil(math.sqrt(longer_s / max(_LEAST_MESSAGE_S, link.overhead_s) + 0.25) - 0.5)
+    return max(1, min(_MOST_SEGMENTS, nbytes // _LEAST_SEGMENT_NBYTES, least))
 
 
 def usual_segment_nbytes(algorithm: Algorithm, cost: Cost | None, nbytes: int, link: Link) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.foundation.json_checks import checked, parsed_json, text_of_file
-from unisono.tuning.machine.parameters import Link
+from unisono.tuning.machine.parameters import INCAST, Link
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -124,6 +124,7 @@ class NetworkMap(NamedTuple):
             per_byte_s=max(self.per_byte_s[i][j] for i, j in self.pairs),
             segment_nbytes=segment_nbytes,
             whole_nbytes=segment_nbytes,
+            incast=INCAST,
         )
 
 

@@ -119,6 +119,8 @@ class Link(NamedTuple):
             share this bandwidth.
         other_peer_s: seconds more of work for a message to another rank than the message before, because network cards
             keep few connections at hand. The `step` is of messages to one rank, and has none of it.
+        incast: the part by which bytes take longer if very many hosts send to a host at once. While their messages
+            share its line, the lines of other hosts are idle. Of n senders, it is 1 − 1/n of this part.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Link(NamedTuple):
     ports: int = 1
     pairs: float = UNBOUNDED
     other_peer_s: float = 0.0
+    incast: float = 0.0
 
     @property
     def is_far(self) -> bool:
@@ -240,16 +243,17 @@ class Parameters(NamedTuple):
         return nearest if nearest is not None and distance(nearest) <= most else None
 
 
-PRIORS = Parameters(
-    {
-        "shm": Link("shm", 0.3e-6, 0.1e-6, 1 / 10e9, whole_nbytes=8 << 20),
-        "tcp": Link("tcp", 10e-6, 2e-6, 1 / 2e9),
-        "ucx": Link("ucx", 5e-6, 1e-6, 1 / 4e9),
-        "mpi": Link("mpi", 5e-6, 2e-6, 1 / 4e9),
-        "local": Link("local", 40e-6, 10e-6, 1 / 5e9, 1 / 2e9, segment_nbytes=1 << 20),
-    }
-)
-LINKS = PRIORS.links
+LINKS = {
+    "shm": Link("shm", 0.3e-6, 0.1e-6, 1 / 10e9, whole_nbytes=8 << 20),
+    "tcp": Link("tcp", 10e-6, 2e-6, 1 / 2e9),
+    "ucx": Link("ucx", 5e-6, 1e-6, 1 / 4e9),
+    "mpi": Link("mpi", 5e-6, 2e-6, 1 / 4e9),
+    "local": Link("local", 40e-6, 10e-6, 1 / 5e9, 1 / 2e9, segment_nbytes=1 << 20),
+}
+# Between hosts, the rate is the geometric mean of Ethernet of 1 and 64 Gbit/s, and senders share the lines of hosts.
+INCAST = 0.15  # docs/measurements/many-hosts.md
+_ETHERNET = LINKS["tcp"]._replace(name=at_level("tcp", NETWORK), per_byte_s=1 / 1e9, pairs=1, incast=INCAST)
+PRIORS = Parameters({**LINKS, _ETHERNET.name: _ETHERNET})
 
 # Shared-memory priors that depend on the maker of the processor; decision 5 has the measurements.
 _SHM_BY_MAKER = {"AuthenticAMD": LINKS["shm"]._replace(segment_nbytes=128 << 10, whole_nbytes=2 << 20)}
@@ -257,7 +261,7 @@ _SHM_BY_MAKER = {"AuthenticAMD": LINKS["shm"]._replace(segment_nbytes=128 << 10,
 
 def priors(maker: str) -> Parameters:
     """Return the priors for a maker of processors, in the words of Linux; an unknown maker gets the usual ones."""
-    return PRIORS._replace(links={**LINKS, "shm": _SHM_BY_MAKER.get(maker, LINKS["shm"])})
+    return PRIORS._replace(links={**PRIORS.links, "shm": _SHM_BY_MAKER.get(maker, LINKS["shm"])})
 
 
 def to_json(parameters: Parameters) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Calibration(NamedTuple):
 
 def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[str], level: str = "") -> Calibration:
     """Return the parameters of a link at a level for messages of `sizes`, and of reductions of `dtypes`."""
-    prior = PRIORS.links[link]
+    prior = PRIORS.link(link, level)
     # Long messages come first, because TCP begins slowly on a connection that was idle.
     step = curve((nbytes, probes.exchange(nbytes)) for nbytes in reversed(sizes))
     overhead_s = max(0.0, (probes.burst(_SMALL, _BURST) - probes.burst(_SMALL, 1)) / (_BURST - 1))

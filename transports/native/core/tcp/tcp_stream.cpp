@@ -44,33 +44,59 @@ bool stays_in_the_kernel(int socket) {
          address_of(ours) == address_of(theirs);
 }
 
-// Sets Reno as congestion control in place of BBR. BBR paces its packets, so a transfer takes half as long again on a
-// link that cannot be congested. Reno does not pace, and every kernel has and allows it.
-void do_without_pacing(int socket) {
-  static constexpr char reno[] = "reno";
-  ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, reno, sizeof reno - 1);  // on failure the kernel's default stays
+constexpr char reno[] = "reno";
+constexpr char bbr[] = "bbr";
+
+// Sets the congestion control of a socket. If that fails, the kernel's default stays.
+template <std::size_t size>
+void set_congestion_control(int socket, const char (&name)[size]) {
+  ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, size - 1);
 }
 
-// On a network with a round trip of this many microseconds, the loss of few packets must not slow a stream down.
+// Sets Reno as congestion control in place of BBR. BBR paces its packets, so a transfer takes half as long again on a
+// link that cannot be congested. Reno does not pace, and every kernel has and allows it.
+void do_without_pacing(int socket) { set_congestion_control(socket, reno); }
+
+bool uses_bbr(int socket) {
+  std::array<char, 16> name{};  // the kernel's longest name, with its end
+  socklen_t nbytes = name.size();
+  return ::getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), &nbytes) == 0 &&
+         std::strcmp(name.data(), bbr) == 0;
+}
+
+// On a network with a round trip of at least this many microseconds, the loss of few packets must not slow a stream
+// down. Up to the other number, the loss of few packets is soon made up for.
 constexpr std::uint32_t far_us = 5000;
+constexpr std::uint32_t near_us = 1000;
 // The offset of tcpi_min_rtt, the shortest round trip, in the kernel's tcp_info. The C library declares only the
 // beginning of that struct.
 constexpr std::size_t min_rtt_offset = 148;
 constexpr std::size_t tcp_info_nbytes = 192;
 constexpr std::uint32_t unmeasured = 0xffffffff;
 
-// Sets BBR as congestion control, on a link with long round trips. Reno and CUBIC take each lost packet for congestion
-// and send less for many round trips: at 100 ms and a loss of 0.1 %, CUBIC carries 5 Mbit/s of 200. BBR sends at the
-// rate at which data arrives.
-void endure_losses(int socket) {
+// The shortest round trip of a connection so far; `unmeasured` if the kernel does not know it.
+std::uint32_t least_round_trip_us(int socket) {
   std::array<std::byte, tcp_info_nbytes> info{};
   socklen_t nbytes = tcp_info_nbytes;
-  std::uint32_t least_us = 0;
-  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, info.data(), &nbytes) != 0) return;
+  std::uint32_t least_us = unmeasured;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, info.data(), &nbytes) != 0) return unmeasured;
+  if (nbytes < min_rtt_offset + sizeof least_us) return unmeasured;
   std::memcpy(&least_us, info.data() + min_rtt_offset, sizeof least_us);
-  if (nbytes < min_rtt_offset + sizeof least_us || least_us < far_us || least_us == unmeasured) return;
-  static constexpr char bbr[] = "bbr";
-  ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, bbr, sizeof bbr - 1);  // on failure the kernel's default stays
+  return least_us;
+}
+
+// Sets the congestion control that suits the round trips of a network.
+//
+// - Long ones: BBR, which sends at the rate at which data arrives. Reno and CUBIC take each lost packet for congestion
+//   and send less for many round trips: at 100 ms and a loss of 0.1 %, CUBIC carries 5 Mbit/s of 200.
+// - Short ones: Reno, if the kernel's default is BBR. BBR keeps twice as much under way as the shortest round trip of
+//   an idle link needs, which is some tens of KiB. So the link is idle whenever a rank waits for its core. And BBR
+//   stays slow for some round trips after streams have shared a link, as they do whenever ranks change partners.
+void suit_round_trips(int socket) {
+  const std::uint32_t least_us = least_round_trip_us(socket);
+  if (least_us == unmeasured) return;
+  if (least_us >= far_us) set_congestion_control(socket, bbr);
+  if (least_us < near_us && uses_bbr(socket)) set_congestion_control(socket, reno);
 }
 
 }  // namespace
@@ -90,7 +116,7 @@ void TcpStream::prepare(Connection connection) {
   if (flags < 0 || ::fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK) != 0)
     throw std::system_error(errno, std::generic_category(), "fcntl of a channel");
   stays_in_the_kernel_ = stays_in_the_kernel(socket_.get());
-  stays_in_the_kernel_ ? do_without_pacing(socket_.get()) : endure_losses(socket_.get());
+  stays_in_the_kernel_ ? do_without_pacing(socket_.get()) : suit_round_trips(socket_.get());
   silence_.reset();
 }
 
