@@ -44,7 +44,6 @@ from unisono.tuning.decide.model import (
     usual_path_segments,
     usual_segment_nbytes,
 )
-from unisono.tuning.decide.senders import senders
 from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters, RoundCosts
 
 if TYPE_CHECKING:
@@ -636,7 +635,9 @@ def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Cost
 
 def _senders(algorithm: Algorithm, question: Question) -> float:
     """Return how many hosts send to one host at once."""
-    return senders(question.collective, algorithm.name, len(question.hosts))
+    from unisono.tuning.decide.senders import senders  # on one host nobody needs the plans
+
+    return senders(algorithm.collective, algorithm.name, len(question.hosts))
 
 
 def _incast_s(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs) -> float:
@@ -710,8 +711,8 @@ def _phase_s(phase: PhaseKind, name: str, cost: Cost, levels: Levels, question: 
     if phase.is_inside or not question.level:
         return predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once)
     algorithm, _ = algorithm_named(phase.collective, name)
-    cost, by_hosts = over_lines(cost), senders(phase.collective, algorithm.name, len(question.hosts))
-    seconds = predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once, senders=by_hosts)
+    cost, senders = over_lines(cost), _senders(algorithm, question)
+    seconds = predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once, senders=senders)
     return seconds + filling_s(cost, question.nbytes, link, usual_path_segments(cost, question.nbytes, link))
 
 
