@@ -626,9 +626,16 @@ def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Cost
     crossing = _crossing(algorithm, question, params)
     inside, across = split(cost, crossing)
     across = over_lines(across)
-    at_once = crossing.at_once, _senders(algorithm, question)
     inside_s = predicted_s(inside, question.nbytes, costs.near, question.crowd, costs.reduce)
-    across_s = predicted_s(across, question.nbytes, costs.far, question.crowd, costs.reduce, *at_once)
+    across_s = predicted_s(
+        across,
+        question.nbytes,
+        costs.far,
+        question.crowd,
+        costs.reduce,
+        crossing.at_once,
+        senders=_senders(algorithm, question),
+    )
     parts = _segments(algorithm, cost, question, costs, params)
     return inside_s + across_s + filling_s(across, question.nbytes, costs.far, parts)
 
