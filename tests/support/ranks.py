@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -386,6 +387,7 @@ def by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def serve() -> None:
     """Run a rank or another process of a `Job`. An exception ends the process with a traceback, as in a script."""
     faulthandler.enable()
+    sys.excepthook = _write_at_once
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
@@ -397,6 +399,11 @@ def serve() -> None:
     world = un.init(**meeting)
     fn(world, connection.send, *args)
     world.close()
+
+
+def _write_at_once(*error: Any) -> None:
+    """Write a traceback by one system call. Otherwise those of ranks that end together would mix within their lines."""
+    os.write(2, "".join(traceback.format_exception(*error)).encode())
 
 
 def end_with_stacks(processes: Sequence[Started]) -> None:
