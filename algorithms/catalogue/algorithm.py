@@ -65,8 +65,8 @@ class Cost:
             than one message in a round and these messages are parts of the vector; else 0.
         stored: elements that the rank with the most writes to SCRATCH writes there, as a multiple of the vector length;
             None if not declared.
-        path: elements on the path from rank to rank that takes longest, without segments, as a multiple of the vector;
-            None if not declared. Over many segments, it takes as long as the busiest rank sends.
+        path: elements that pass one after another along the slowest path from rank to rank, without segments, as a
+            multiple of the vector length; None if not declared. For example, a chain of p ranks has a path of p − 1.
     """
 
     rounds: int

@@ -350,8 +350,8 @@ def broadcast_chain(size: int) -> Cost:
 def broadcast_binary(size: int) -> Cost:
     """A complete binary tree: inner ranks send the vector twice.
 
-    Rank v - 1 is ⌊log2 v⌋ levels below the root, and as many bits of v after the first are set as its path has second
-    children. The path is longest if v has two or more set bits and they come first: v = 2^k - 1 or 3·2^k - 1.
+    Rank v − 1 is ⌊log2 v⌋ levels below the root. Each set bit of v after the first stands for a second child on its
+    path, which receives the vector after the first child. The path is longest if v = 2^k − 1 or v = 3·2^k − 1.
     """
     path = (size + 1).bit_length() - 2 + ((2 * size + 2) // 3).bit_length() - 1
     return Cost(rounds=size.bit_length() - 1, sent=min(2, size - 1), reduced=0, path=path)

@@ -4,8 +4,8 @@ Each function here takes the number of ranks on each host, in the order of ranks
 1 and 2 together, and rank 3 alone. A round lies between hosts if any of its messages crosses hosts, because the ranks
 that wait for that message wait as long as it takes. Roots are rank 0.
 
-Around a ring, along a chain and in a tree, one rank of a host sends to another host at a time, and two do between
-neighbours. In an exchange among all ranks, every rank of a host does, and part of its data stays on the host.
+Around a ring, along a chain and in a tree, one rank of a host sends to another host at a time. In a neighbour exchange,
+two ranks of a host do. In an exchange among all ranks, every rank does, and part of its data stays on the host.
 
 >>> doubling((2, 2)).rounds, doubling((1, 2, 1)).rounds  # 4 ranks, whose distances are 1 and 2
 (0.5, 1.0)
@@ -70,9 +70,10 @@ def after_one_shift(ranks_per_host: RanksPerHost) -> Crossing:
 
 
 def neighbours(ranks_per_host: RanksPerHost) -> Crossing:
-    """Pairs 2i and 2i + 1 exchange, then pairs 2i − 1 and 2i, in turn: the former stay on hosts of even numbers.
+    """Ranks 2i and 2i + 1 exchange, then ranks 2i − 1 and 2i, in turn.
 
-    Of the latter, both end ranks of such a host send to other hosts at once.
+    If hosts have an even number of ranks, the first pairs do not cross hosts. In the second pairs, the first and the
+    last rank of a host send to other hosts at once.
     """
     outside, inside = divmod(sum(ranks_per_host) // 2, 2)
     if any(first % 2 for first in _later_hosts(ranks_per_host)):

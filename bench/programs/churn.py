@@ -513,7 +513,7 @@ def _obey(leaves: threading.Event) -> None:
 
 
 def _socket_of(descriptor: int) -> socket.socket:
-    """Return a socket of its own for that of a descriptor; raises OSError if the descriptor is not of a socket."""
+    """Return a socket on a duplicate of a descriptor; raises OSError if the descriptor is not a socket."""
     duplicate = os.dup(descriptor)
     try:
         return socket.socket(fileno=duplicate)
@@ -523,7 +523,7 @@ def _socket_of(descriptor: int) -> socket.socket:
 
 
 def cut_connections() -> None:
-    """End all connections of this process by TCP, as a network does that forgets them."""
+    """Shut down all TCP connections of this process, like a network that loses its state of them."""
     descriptors = map(int, os.listdir("/proc/self/fd"))
     for descriptor in descriptors:
         with contextlib.suppress(OSError), _socket_of(descriptor) as sock:

@@ -127,7 +127,7 @@ class QueuedOperation:
         return self.ended()
 
     def wait(self, timeout_s: float) -> None:
-        if not self._ended.done():  # the function of a call that waits at once has ended in this thread
+        if not self._ended.done():  # a call that waits at once has already run its function in this thread
             self._await(timeout_s)
         self._result()
 

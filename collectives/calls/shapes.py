@@ -29,7 +29,7 @@ from unisono.foundation.records import record
 Extents: TypeAlias = tuple[int, ...]
 # No array has more elements, so larger counts are an error.
 _MOST_ELEMENTS = (1 << 63) // 16
-# The most layouts of whole vectors that are kept for calls that are made again.
+# The number of layouts of whole vectors that are kept for repeated calls.
 _MOST_WHOLE = 256
 
 

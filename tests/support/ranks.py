@@ -402,7 +402,7 @@ def serve() -> None:
 
 
 def _write_at_once(*error: Any) -> None:
-    """Write a traceback by one system call. Otherwise those of ranks that end together would mix within their lines."""
+    """Write a traceback by one system call. Otherwise tracebacks of two ranks would mix within lines."""
     os.write(2, "".join(traceback.format_exception(*error)).encode())
 
 

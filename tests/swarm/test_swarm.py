@@ -154,7 +154,8 @@ def test_a_member_that_has_lost_the_quorum_enters_again_and_keeps_the_newest_sta
         assert "end 6 [6.0, 6.0]" in output, outputs
 
 
-# "C" dies after the first phase. "B" has lost its result, which "A" has. So all know the call as one of three.
+# "C" dies after the first phase of a call. "A" has the result of that call and "B" has lost it. So "B" must get the sum
+# of all three members from "A".
 SUM_OF_ONE = """
 from unisono.swarm import attempts
 from unisono.collectives.communicator import Communicator
@@ -186,7 +187,8 @@ assert swarm.allreduce(x, "sum").tolist() == [11]
 assert len(swarm.last_call.contributors) == 2 and swarm.last_call.number == number + 1
 swarm.close()
 """
-# "B" refuses one request of the kind `refused` once "C" is lost. Only the first one of "A" and "B" proposes views.
+# "B" refuses one request of the kind `refused` after the loss of "C". Of "A" and "B", only the first member of the view
+# proposes views.
 REFUSAL = """
 from unisono.swarm import proposer
 from unisono.swarm.answers import Answers
@@ -220,7 +222,7 @@ def test_the_members_that_stay_get_the_sum_that_one_of_them_has_from_it(tmp_path
 
 @pytest.mark.parametrize("refused", ["meet", "adopt"])
 def test_members_wait_for_no_step_of_a_change_that_one_refuses(tmp_path: Path, refused: str) -> None:
-    """Otherwise A waits for B in the step for longer than this test may take."""
+    """If A waited for B in the refused step, it would wait longer than this test may take."""
     with SwarmProcesses(tmp_path) as swarm:
         for name in "ABC":
             swarm.start(name, f"refused = {refused!r}{REFUSAL}{SUM_OF_ONE}")

@@ -1,4 +1,4 @@
-"""The model between hosts: senders that share a host's line, and paths that are filled segment by segment."""
+"""The model between hosts: senders that share the line of a host, and paths that fill segment by segment."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def test_link_has_the_slowest_way_and_segments_beyond_the_bytes_under_way() -> N
     assert link.segment_nbytes >= 2 * 0.1 / 4e-8
 
 
-# For each size, the algorithms between far hosts: the fewest delays, or one host at a time that sends to a host.
+# For each size, the algorithms that suit far hosts. A short vector needs few delays. A long one must not
+# arrive at a host from several hosts at once.
 SUITED = {8: {"direct"}, 64 << 20: {"ring", "multi_lane_ring"}}
 
 

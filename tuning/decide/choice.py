@@ -311,9 +311,9 @@ def _searched_last(algorithms: Mapping[Variant, Algorithm], costs: _Costs) -> li
 def _fewest_rounds_first(candidates: Sequence[Candidate], question: Question) -> list[Candidate]:
     """Return sorted candidates of which the one with the fewest rounds comes first, among those that are alike.
 
-    Of those with as many rounds, the one with the fewest messages comes first. They are alike if their simulated times
-    differ by a few per cent. Between far hosts, jitter and lost packets hold up each round and each message, which the
-    simulation does not know.
+    Candidates are alike if their simulated times differ by a few per cent. Of those with equally few rounds, the one
+    with the fewest messages comes first. The reason is that jitter and lost packets between far hosts hold up each
+    round and each message, and the simulation ignores both.
     """
     fastest = candidates[0]
     most_s = _ALIKE * (fastest.predicted_s or 0.0)
@@ -528,9 +528,9 @@ def _candidate(
 def _segments(
     algorithm: Algorithm, cost: Cost | None, question: Question, costs: _Costs, params: Mapping[str, Any]
 ) -> int:
-    """Return the number of segments: as many as the caller says, or as usual.
+    """Return the number of segments: the caller's, or else the usual one.
 
-    Between hosts that are near each other, the path from rank to rank decides, if the algorithm declares it.
+    Between near hosts, the path from rank to rank determines the usual one, if the algorithm declares its path.
     """
     is_set = params.get(SEGMENT) or question.segment_nbytes
     if cost is not None and cost.path is not None and question.level and not costs.far.is_far and not is_set:
@@ -642,13 +642,13 @@ def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Cost
 
 def _senders(algorithm: Algorithm, question: Question) -> float:
     """Return how many hosts send to one host at once."""
-    from unisono.tuning.decide.senders import senders  # on one host nobody needs the plans
+    from unisono.tuning.decide.senders import senders  # not at the top, because calls on one host need no plans
 
     return senders(algorithm.collective, algorithm.name, len(question.hosts))
 
 
 def _incast_s(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs) -> float:
-    """Return the seconds by which several senders to a host delay an algorithm with one rank on each host."""
+    """Return the additional seconds of an algorithm with one rank on each host, because several hosts send to one."""
     return incast_s(costs.far, question.nbytes * over_lines(cost).sent, _senders(algorithm, question))
 
 

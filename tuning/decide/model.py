@@ -19,9 +19,9 @@ Algorithms of the same closed form still differ, because their ranks wait for ea
 whole calls of an algorithm were measured at a few sizes, they give the factor by which the prediction is off. Rounds
 give the times between these sizes.
 
-Between hosts, several senders to one host share its line, while other lines are idle (incast): `decide/senders.py`
-counts them. And a path from rank to rank fills segment by segment, after which it takes as long as the busiest rank
-sends.
+Between hosts, the model adds two terms. Several senders to one host share its line, while other lines are idle
+(incast); `decide/senders.py` counts them. A path from rank to rank fills segment by segment (filling). Once it is full,
+the rest takes as long as the busiest rank sends.
 
 `machine/parameters.py` holds the costs of links. The simulator (`simulator/`) is more exact and takes longer.
 
@@ -31,9 +31,10 @@ Tried: interpolation between the tables of other numbers of ranks, without a cal
 and up to 2.3 at a point, where the calibrated model had 1.00 to 1.04. Corrections interpolated between other numbers of
 ranks were no better than the model alone. A calibration of one second was no better than the priors (decision 15).
 
-Doubted: a closed form counts what the busiest rank sends. The path from rank to rank is declared for broadcasts,
-reduces and scans only. Circulant distances and Bruck's algorithm are up to 21 % off the simulator. The part of incast
-was measured between four hosts of one rank, whose links were shaped on one machine (docs/measurements/many-hosts.md).
+Doubted: a closed form counts the data that the busiest rank sends. Only broadcasts, reduces and scans along chains
+and in trees declare the path from rank to rank. Circulant distances and Bruck's algorithm are up to 21 % off the
+simulator. The 15 % of incast were measured between four hosts of one rank each, on one machine whose links between them
+were shaped (docs/measurements/many-hosts.md).
 The factor of an algorithm is used at numbers of ranks at which nobody has measured it. On one host it was measured for
 two to four ranks on two cores only (docs/measurements/tuning.md).
 
@@ -56,8 +57,8 @@ from unisono.tuning.machine.parameters import UNMEASURED, Curve, Link, RoundCost
 # others have lost theirs as well, so each turn takes this time for each rank on the core.
 _TURN_S = 0.6e-6
 _COLD = 4  # the factor of a message's overhead, because the caches are cold
-# Where more than two ranks share a core, messages of a round come in several turns. A rank that waits for all of them
-# takes a turn for some, and then waits again. With many ranks on a core, each message costs this time more.
+# Where more than two ranks share a core, the messages of a round arrive in several turns. A rank that waits for all of
+# them wakes when some have arrived, and then waits again. With many ranks on a core, each message costs this time more.
 _WAKE_S = 3e-6
 
 # The size of the cache nearest to a core, in bytes.
@@ -95,7 +96,8 @@ def predicted_s(
         crowd: the number of ranks for each core, at least 1.
         reduce: the measured time of combining, by bytes; without knots, the rate of the link holds.
         at_once: the number of ranks of a host that send to other hosts at once.
-        is_rooted: whether the collective has a root. Its messages go to different ranks, or all ranks send to one.
+        is_rooted: whether the collective has a root. Then few ranks wait for several messages at once, so a message
+            costs no additional wake-up.
         senders: the number of hosts that send to one host at once.
     """
     messages, message_nbytes = _messages(cost, nbytes)
@@ -117,7 +119,7 @@ def predicted_s(
 
 
 def _waiting_s(crowd: float, link: Link, is_rooted: bool) -> float:
-    """Return the seconds that a message costs more if `crowd` ranks share each core."""
+    """Return the seconds that a message costs in addition if `crowd` ranks share each core."""
     return max((_COLD - 1) * link.overhead_s, 0.0 if is_rooted else (1 - 2 / crowd) * _WAKE_S)
 
 
@@ -127,20 +129,21 @@ def _transfer_s(link: Link, nbytes: float) -> float:
 
 
 def incast_s(link: Link, nbytes: float, senders: float) -> float:
-    """Return the seconds that the bytes which a host receives take longer, because several hosts send them at once."""
+    """Return the additional seconds of bytes that several hosts send to one host at once."""
     return link.incast * (1 - 1 / senders) * _transfer_s(link, nbytes)
 
 
 def over_lines(cost: Cost) -> Cost:
-    """Return a cost between hosts, whose lines are as busy with received data as with sent data.
+    """Return a cost between hosts in which the busiest rank sends at least as much as the busiest one receives.
 
-    A rank that reduces receives all elements that it combines.
+    The line of a host is as busy with received data as with sent data. A rank that reduces receives all elements that
+    it combines.
     """
     return replace(cost, sent=max(cost.sent, cost.reduced))
 
 
 def filling_s(cost: Cost, nbytes: int, link: Link, segments: int) -> float:
-    """Return the seconds that a path from rank to rank takes longer than the busiest rank sends, over segments."""
+    """Return the seconds by which a path from rank to rank takes longer than the busiest rank, with segments."""
     if cost.path is None:
         return 0.0
     return _transfer_s(link, nbytes * max(0, cost.path - cost.sent)) / segments + (segments - 1) * link.overhead_s
@@ -247,8 +250,9 @@ def usual_blocks(size: int, nbytes: int, link: Link) -> int:
 def usual_path_segments(cost: Cost, nbytes: int, link: Link) -> int:
     """Return the number of segments with which the path of a cost takes the least time over a link.
 
-    s segments take f / s + (s − 1)·o longer than the busiest rank sends: f is the time of the bytes that the path has
-    more, and o the overhead of a message. The least integer s with s·(s + 1) ≥ f / o has the least time.
+    With s segments, the path takes f / s + (s − 1)·o longer than the busiest rank. f is the time of the part of the
+    path that the busiest rank does not send, and o the overhead of a message. The least integer s with
+    s·(s + 1) ≥ f / o takes the least time.
     """
     longer_s = filling_s(cost, nbytes, link, 1)
     least = math.ceil(math.sqrt(longer_s / max(_LEAST_MESSAGE_S, link.overhead_s) + 0.25) - 0.5)

@@ -1,8 +1,9 @@
 """Counts the hosts that send to one host at once, from the plans of an algorithm with one rank on each host.
 
 If several hosts send to a host at once, they share its line, while the lines of other hosts are idle. Around a ring,
-each host hears of one host only. In a direct exchange all hosts send to each host in the same group. In a pairwise
-exchange the sender changes from group to group, and ranks are not in the same group all the time.
+each host receives from one host only. In a direct exchange, all other hosts send to each host in the same group. In a
+pairwise exchange, the sender changes from group to group. Ranks do not reach a group at the same moment, so the old and
+the new sender overlap for a part of the time, and count as 1.5 senders.
 
 >>> [senders("allgather", name, 4) for name in ("ring", "recursive_doubling", "direct")]
 [1.0, 1.5, 3.0]
@@ -18,7 +19,7 @@ from unisono.algorithms.catalogue.flat import flat_algorithms_of
 from unisono.algorithms.ir.plan import Plan, Recv, RecvReduce
 from unisono.algorithms.ir.walk import steps_as_run
 
-# Plans for more hosts take longer to build, and n senders count as 1 − 1/n.
+# Plans for more hosts take longer to build, and change the prediction little: n senders count as 1 − 1/n.
 _MOST_HOSTS = 16
 
 
@@ -26,8 +27,8 @@ _MOST_HOSTS = 16
 def senders(collective: str, algorithm: str, hosts: int) -> float:
     """Return how many hosts send to one host at once, in an algorithm with its usual parameters.
 
-    It is the mean of the most in one group and the most in two groups that follow each other, because ranks are half a
-    group apart. The receivers are the first rank, the last one, and one between them.
+    The number is the mean of the most senders in one group and the most in two groups that follow each other, because
+    ranks are half a group apart on average. The first rank, the last one and one between them are the receivers.
     """
     row, ranks = flat_algorithms_of(collective)[algorithm], min(hosts, _MOST_HOSTS)
     size = next((size for size in range(ranks, 2 * ranks + 1) if row.supports(size) is None), 0)
@@ -35,7 +36,7 @@ def senders(collective: str, algorithm: str, hosts: int) -> float:
 
 
 def _senders_to(plan: Plan) -> float:
-    """Return the number for the rank of a plan; at least 1."""
+    """Return the number of senders to the rank of a plan; at least 1."""
     groups = defaultdict[int, set[int]](set)
     for _, number, step in steps_as_run(plan):
         if isinstance(step, (Recv, RecvReduce)):

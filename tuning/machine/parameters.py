@@ -119,8 +119,8 @@ class Link(NamedTuple):
             share this bandwidth.
         other_peer_s: seconds more of work for a message to another rank than the message before, because network cards
             keep few connections at hand. The `step` is of messages to one rank, and has none of it.
-        incast: the part by which bytes take longer if very many hosts send to a host at once. While their messages
-            share its line, the lines of other hosts are idle. Of n senders, it is 1 − 1/n of this part.
+        incast: the additional time of bytes that very many hosts send to one host at once, as a part of their time.
+            The senders share the line of that host, while other lines are idle. n senders add 1 − 1/n of this part.
     """
 
     name: str

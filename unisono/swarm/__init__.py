@@ -8,7 +8,7 @@ answers: the answers of a member to the requests of others.
 attempts: the calls of the program, made again until they have the contributions of all current members.
 settling: when the members of a view measure their network.
 pace: how long a program computes between two calls.
-needs: whether the view must change, as one member knows.
+needs: the need of a change of the view, as one member sees it.
 proposer: the change of a view, by the member that proposes the next one.
 agreement: how members choose the next view, without I/O.
 views: members and views as data.

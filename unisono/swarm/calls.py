@@ -199,9 +199,9 @@ def _ordered(value: Mapping[Any, Any]) -> list[Any]:
 class Forms:
     """Checks that the members pass values of one form: without it, arrays of different keys would be combined.
 
-    Equal forms are checked once on a communicator, after the call with the first of them: a wrong argument ends a call
-    before anything is sent, and no member has used the result yet. A member that has checked another form before makes
-    another call than the others, which the communicator notices.
+    A communicator checks a form once, after the first call with it. The check comes after the call because a wrong
+    argument must end the call before anything is sent. No member has used the result yet. A member that has checked
+    another form before makes another call than the others, and the communicator reports the mismatch.
     """
 
     def __init__(self) -> None:

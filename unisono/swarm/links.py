@@ -254,7 +254,7 @@ class Caller:
     ) -> dict[Any, dict[str, Any] | Exception]:
         """Make several requests side by side; return the reply or the error of each, by its name.
 
-        `on_error` is called at once after each error, in another thread.
+        `on_error` is called as soon as a request has failed, in the thread of that request.
         """
 
         def attempt(request: tuple[Target, Mapping[str, Any]]) -> dict[str, Any] | Exception:

@@ -1,4 +1,4 @@
-"""Whether the present view must change, as one member knows: who stays, who enters, and who is late or slow.
+"""The need of a change of the present view, as one member sees it: the members that stay, enter, are late or slow.
 
 Used by: `proposer`.
 """
@@ -17,19 +17,19 @@ from unisono.swarm.views import Member, View
 
 _log = log.get("rendezvous")
 
-# A member that knows of its expulsion waits for so many heartbeats until the others choose a view without it.
+# A member that knows of its expulsion waits this number of heartbeats for the others to choose a view without it.
 _VERDICT = 2.0
-# A member is slow if it takes so many times as long between calls as the others, and at least so long.
+# A member is slow if its time between calls is more than this multiple of the usual one, and than this many seconds.
 _SLOW, _LEAST_PACE_S = 4.0, 0.05
 
 
 class Need(NamedTuple):
-    """Why the view must change.
+    """The members of the next view, and whether the change is urgent.
 
     Attributes:
         staying: the members that stay.
         joiners: the processes that enter.
-        is_urgent: whether calls cannot end in the present view.
+        is_urgent: whether the present view must change before calls can end, for example because a member is lost.
     """
 
     staying: tuple[Member, ...]
@@ -47,22 +47,22 @@ class Needs:
     def __init__(self, membership: Membership) -> None:
         self.waiting: tuple[Member, ...] = ()
         self._state = membership
-        self._refused: dict[str, float] = {}  # processes that could not be met → when to try again
+        self._refused: dict[str, float] = {}  # the ids of processes that could not be met → when to try again
         self._expelled_since = time.monotonic()
         self._named: set[tuple[int, str]] = set()
         self._known_as_slow: set[str] = set()
 
     def need(self, view: View, *, has_failed: bool) -> Need | None:
-        """Return how the view must change; None if it need not, or this member cannot know.
+        """Return the change that the view needs; None if it needs none, or if this member cannot know.
 
         Args:
             view: the present view.
-            has_failed: whether the last change has failed. Then members that others cannot reach do not stay either.
+            has_failed: whether the last change has failed. Then members that other members cannot reach do not stay.
         """
         state = self._state
         lost = state.peers.lost()
         out = self.ended() | state.leaving
-        if has_failed:  # those that members cannot reach, although they answer this one
+        if has_failed:  # other members cannot reach the suspects, although the suspects answer this member
             out |= state.suspects
         staying = tuple(member for member in view.members if member.id not in out)
         answering = [member for member in view.members if member.id not in lost]
@@ -75,19 +75,19 @@ class Needs:
         return Need(staying, joiners, is_urgent)
 
     def ended(self) -> frozenset[str]:
-        """Return the ids of members that make no further call: lost, expelled, slow, or gone by their own words."""
+        """Return the ids of members that make no further call: they are lost, expelled or slow, or have left."""
         state = self._state
         gone = {id_ for id_, reply in state.peers.replies().items() if reply.get("gone") is True}
         return state.peers.lost() | gone | state.expelled | state.slow
 
     def refuse(self, joiner: Member, seconds: float) -> None:
-        """Let a process that could not be met wait for some time."""
+        """Keep a process from entering for some seconds, because the members could not meet it."""
         self._refused[joiner.id] = time.monotonic() + seconds
 
     def is_expelled_for_long(self) -> bool:
-        """Return whether this member has known for long that it is expelled, and the others choose no view without it.
+        """Return whether this member has known of its expulsion for long, while the others chose no view without it.
 
-        They may have ended at once. Until then, this member votes, because they may need it for a quorum.
+        The others may all have ended meanwhile. Until then, this member votes, because they may need it for a quorum.
         """
         state, now = self._state, time.monotonic()
         if state.me.id not in state.expelled:
@@ -95,7 +95,7 @@ class Needs:
         return now - self._expelled_since >= _VERDICT * state.heartbeat_s
 
     def name_slow(self, view: View) -> None:
-        """Name the members that take several times as long between calls as the others."""
+        """Log the names of members that take several times as long between calls as the others, once for each."""
         replies, names = self._state.peers.replies(), {member.id: member.name for member in view.members}
         known = {id_: reply.get("pace_s") for id_, reply in replies.items() if id_ in names}
         known[self._state.me.id] = self._state.pace.seconds()
@@ -112,7 +112,7 @@ class Needs:
             self._known_as_slow.add(id_)
 
     def name_late(self, view: View) -> None:
-        """Name the members that have not begun a call for which this one waits; leave them behind if asked."""
+        """Log the names of members that have not begun the call of this one; count them as slow after `patience_s`."""
         state = self._state
         if state.call is None or state.call.has_result:
             return
@@ -133,7 +133,7 @@ class Needs:
                 state.slow.add(member.id)
 
     def _late(self, view: View, number: int) -> Sequence[Member]:
-        """Return the members that answer, and have not begun a call."""
+        """Return the members that answer, but have neither begun a call nor have the result of this one."""
         replies, lost = self._state.peers.replies(), self._state.peers.lost()
         answering = ((member, replies[member.id]) for member in view.members if member.id in replies.keys() - lost)
         return [

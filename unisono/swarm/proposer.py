@@ -1,4 +1,6 @@
-"""The change of a view, as the member carries it out that proposes: see `membership` for the order of its requests.
+"""The change of a view, carried out by the member that proposes the next one.
+
+`membership` describes the order of its requests.
 
 The first member that answers proposes at once. Each later one waits a heartbeat longer than the one before it, and
 proposes if the view has not changed by then. Two members that propose at once only lose time (agreement.py).
@@ -176,7 +178,7 @@ class Proposer:
         return not failed
 
     def _watch(self, over: threading.Event, server: StoreServer | None, candidate: View) -> None:
-        """Let a meeting fail for all if a member of it is lost."""
+        """End a meeting for all its processes if one of them is lost."""
         while not over.wait(_LOOK_S):
             lost = self._state.peers.lost() & set(candidate.ids)
             if lost or self._is_closed:
@@ -272,7 +274,7 @@ class Proposer:
         return None if any(isinstance(reply, Exception) for reply in replies.values()) else last
 
     def _abort(self, candidate: View) -> None:
-        """End the calls of all members on the communicator of a candidate, because one of them does not take part."""
+        """End the calls of all members on the communicator of a candidate, because one member does not take part."""
         with self._state.changed:
             _, comm = self._state.candidates.get(candidate.id, (None, None))
         if comm is not None:
@@ -292,7 +294,7 @@ class Proposer:
     ) -> dict[str, Reply]:
         """Send a request to members side by side, this one included; return their replies or errors, by id.
 
-        `on_error` is called after each error, while the others may still be at work.
+        `on_error` is called after each error, while other members may still work on the request.
         """
         state = self._state
         others = [member for member in members if member.id != state.me.id]
@@ -316,7 +318,7 @@ class Proposer:
 
 
 def _fail(server: StoreServer | None, why: str) -> None:
-    """Let a meeting fail for all; a member that is alone meets nobody."""
+    """End a meeting for all its processes. There is no server if a member is alone, because it meets nobody."""
     if server is not None:
         server.fail(why)
 

@@ -2,16 +2,16 @@
 // -------------------
 // While JAX lowers a program, Python plans and compiles each call of Unisono in it, and registers it here. The program
 // contains a custom call of XLA with three attributes: the number of the registered call, a random number of this
-// process, and whether XLA keeps the calls in order. The second one keeps a program that another process has compiled
-// and stored from running here.
+// process, and whether XLA keeps the calls in order. The random number keeps a program that another process has
+// compiled and stored from running here.
 //
 // When XLA reaches the custom call, it calls `handle`, on a thread of its own and without the interpreter's lock. The
 // handler finds the registered call and runs it on XLA's buffers. The first argument is the input and the first result
 // the output. All others are tokens, which only keep calls in order.
 //
-// A short call takes some 0.1 µs, so finding it takes no lock and no look at a table: the number of a call is the
-// address of its entry. A program may run a call after it was removed, and so entries are never freed. The calls in
-// them are.
+// A short call takes some 0.1 µs. So the handler finds it without a lock and without a look-up in a table: the number
+// of a call is the address of its entry. The entries are never freed, because a program may run a call after its
+// removal. The calls in them are freed.
 //
 // The handler uses the C interface of XLA's FFI, which is stable, so no part of jaxlib is needed to build or link it.
 #include "xla_calls.h"
@@ -157,7 +157,7 @@ class RegisteredExchange final : public RegisteredCall {
   std::size_t zeros_;
 };
 
-// The last user may be a thread of XLA, which does not hold the interpreter's lock.
+// Destroys a call with the interpreter's lock, because the last user may be a thread of XLA, which does not hold it.
 struct DestroyedWithLock {
   void operator()(const RegisteredCall* call) const {
     if (interpreter_ends()) return;  // the process ends, and its memory with it
@@ -169,8 +169,8 @@ using Entry = Removable<const RegisteredCall, DestroyedWithLock>;
 
 Entry& entry_of(std::int64_t number) { return *reinterpret_cast<Entry*>(number); }
 
-// The entries of this process, and the failures that programs have got. Python's threads register calls, and threads of
-// XLA note failures.
+// The entries of this process, and the `Control`s with which a call of a program has failed. Python's threads register
+// calls, and threads of XLA note failures.
 class Table {
  public:
   // Returns the number of the call.
@@ -267,10 +267,10 @@ extern "C" bool run_registered(std::int64_t number, void* input, void* output, c
   return error.empty();
 }
 
-// The attributes of a custom call. XLA sorts them by name, so that each has a place.
+// The places of the attributes of a custom call: XLA sorts attributes by name.
 constexpr std::int64_t call_place = 0, ordered_place = 1, process_place = 2, places = 3;
 
-// The integer at a place. 0 if there is none, which is no number of a process.
+// Returns the integer at a place, or 0 if there is none. No process has the number 0.
 std::int64_t attribute(const XLA_FFI_Attrs& attributes, std::int64_t place) {
   if (attributes.size != places || attributes.types[place] != XLA_FFI_AttrType_SCALAR) return 0;
   const auto& scalar = *static_cast<const XLA_FFI_Scalar*>(attributes.attrs[place]);

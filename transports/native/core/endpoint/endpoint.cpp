@@ -276,8 +276,8 @@ bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t
   return goes_on;
 }
 
-// The peer may wait for the lost bytes, and would connect again and again. No call of this rank may need the peer, so
-// none would notice.
+// Reports the peer as lost. Otherwise a peer that waits for the lost bytes would connect again and again. Calls of this
+// rank would not notice that if none of them needs the peer.
 void Endpoint::suspect_for_lost_bytes(std::int32_t peer) {
   const std::string reason =
       "the connection to rank " + std::to_string(peer) + " broke, and bytes that were sent are lost";

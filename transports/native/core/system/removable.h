@@ -1,4 +1,4 @@
-//! `Removable`: an object that threads use, by one atomic addition each, until a thread removes it.
+//! `Removable`: an object that threads use until one of them removes it. A use begins with one atomic addition.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,8 @@
 
 namespace unisono {
 
-//! An object that any thread may use until a thread removes it. Its last user destroys it. The `Removable` itself must
-//! outlive all uses, and all attempts to use it after it was removed.
+//! An object that any thread may use until a thread removes it. The last user of a removed object destroys it. The
+//! `Removable` itself must outlive all uses, and all attempts to use the object after its removal.
 template <class T, class Deleter = std::default_delete<T>>
 class Removable {
  public:
@@ -18,7 +18,7 @@ class Removable {
   Removable(const Removable&) = delete;
   Removable& operator=(const Removable&) = delete;
 
-  //! A use of the object, which lives as long as the use. Empty if the object had been removed before.
+  //! A use of the object, which keeps the object alive. Empty if a thread had removed the object before.
   class Use {
    public:
     explicit Use(Removable& of) : of_(of) {
@@ -39,7 +39,7 @@ class Removable {
     T* object_ = nullptr;
   };
 
-  //! Lets no thread begin to use the object from now on. Does nothing the second time.
+  //! Keeps all threads from new uses of the object. A second call does nothing.
   void remove() {
     if (users_.fetch_or(removed, std::memory_order_acq_rel) == 0) destroy();
   }
@@ -47,12 +47,14 @@ class Removable {
  private:
   static constexpr std::uint64_t removed = std::uint64_t{1} << 63;
 
-  // A thread that comes too late counts as a user for a moment, so it may find itself the last one again.
+  // Runs more than once if a thread comes too late: it counts as a user for a moment, and may be the last one again.
+  // Then the object is null.
   void destroy() { std::unique_ptr<T, Deleter>(object_.exchange(nullptr, std::memory_order_acq_rel)); }
 
-  // The number of users, and the bit `removed`. Users count themselves, and the thread that removes sets the bit.
+  // The number of users, and the bit `removed`. Users count themselves, and the thread that removes the object sets
+  // the bit.
   std::atomic<std::uint64_t> users_{0};
-  std::atomic<T*> object_;  // taken by the thread that destroys it
+  std::atomic<T*> object_;  // null after a thread has destroyed it
 };
 
 }  // namespace unisono

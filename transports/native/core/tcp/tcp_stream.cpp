@@ -64,8 +64,8 @@ bool uses_bbr(int socket) {
          std::strcmp(name.data(), bbr) == 0;
 }
 
-// On a network with a round trip of at least this many microseconds, the loss of few packets must not slow a stream
-// down. Up to the other number, the loss of few packets is soon made up for.
+// Round trips in microseconds. From `far_us` on, the loss of few packets must not slow a stream down. Below `near_us`,
+// a stream recovers soon from such a loss.
 constexpr std::uint32_t far_us = 5000;
 constexpr std::uint32_t near_us = 1000;
 // The offset of tcpi_min_rtt, the shortest round trip, in the kernel's tcp_info. The C library declares only the
@@ -87,11 +87,11 @@ std::uint32_t least_round_trip_us(int socket) {
 
 // Sets the congestion control that suits the round trips of a network.
 //
-// - Long ones: BBR, which sends at the rate at which data arrives. Reno and CUBIC take each lost packet for congestion
-//   and send less for many round trips: at 100 ms and a loss of 0.1 %, CUBIC carries 5 Mbit/s of 200.
-// - Short ones: Reno, if the kernel's default is BBR. BBR keeps twice as much under way as the shortest round trip of
-//   an idle link needs, which is some tens of KiB. So the link is idle whenever a rank waits for its core. And BBR
-//   stays slow for some round trips after streams have shared a link, as they do whenever ranks change partners.
+// - Long round trips: BBR, which sends at the rate at which data arrives. Reno and CUBIC take each lost packet for
+//   congestion and send less for many round trips: at 100 ms and a loss of 0.1 %, CUBIC carries 5 Mbit/s of 200.
+// - Short round trips: Reno, if the kernel's default is BBR. BBR has at most some tens of KiB under way here, because
+//   that is twice the rate times the shortest round trip. So the link is idle whenever a rank waits for its core. BBR
+//   also stays slow for some round trips after streams have shared a link, as they do whenever ranks change partners.
 void suit_round_trips(int socket) {
   const std::uint32_t least_us = least_round_trip_us(socket);
   if (least_us == unmeasured) return;
