@@ -119,6 +119,7 @@ class AlgorithmRequest:
 
 # An algorithm as it is requested: by a full request, by its name only, or left to the tuner (None).
 AlgorithmLike: TypeAlias = AlgorithmRequest | str | None
+_NO_REQUEST = AlgorithmRequest(None)
 
 # The order of reproducible reductions, if it is not the canonical one. In a scan, each prefix extends the one before.
 _REPRODUCIBLE: dict[str, Order] = {"scan": "rank", "exscan": "rank"}
@@ -149,9 +150,10 @@ def _request(algorithm: str | None, reproducible: bool, accumulate: str | None) 
     )
 
 
-@cache
 def as_request(algorithm: AlgorithmLike) -> AlgorithmRequest:
     """Return the `AlgorithmRequest` for an algorithm, which the caller may request by its name alone."""
+    if algorithm is None:
+        return _NO_REQUEST
     return algorithm if isinstance(algorithm, AlgorithmRequest) else AlgorithmRequest(algorithm)
 
 

@@ -621,7 +621,7 @@ def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Cost
     All links are of one kind if the hosts are not known, or if there is only one.
     """
     if len(question.hosts) < 2:
-        is_rooted = CONTRACTS[question.collective].has_root
+        is_rooted = question.crowd > 1 and CONTRACTS[question.collective].has_root
         return predicted_s(cost, question.nbytes, costs.far, question.crowd, costs.reduce, is_rooted=is_rooted)
     crossing = _crossing(algorithm, question, params)
     inside, across = split(cost, crossing)

@@ -110,7 +110,8 @@ def predicted_s(
     work_s = messages * message_s + worked * reduce_per_byte_s(link, message_nbytes, reduce)
     alone_s = cost.rounds * (link.latency_s + turn_s) + crowd * work_s
     share = at_once / link.pairs
-    alone_s += messages * incast_s(link, message_nbytes * max(1, share), senders)
+    if senders > 1:
+        alone_s += messages * incast_s(link, message_nbytes * max(1, share), senders)
     if share <= 1:
         return alone_s
     # Ranks that share a core send one after another, and so do ranks that share a link: the wait counts only once.
