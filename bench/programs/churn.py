@@ -524,8 +524,7 @@ def _socket_of(descriptor: int) -> socket.socket:
 
 def cut_connections() -> None:
     """Shut down all TCP connections of this process, like a network that loses its state of them."""
-    descriptors = map(int, os.listdir("/proc/self/fd"))
-    for descriptor in descriptors:
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError), _socket_of(descriptor) as sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
                 sock.getpeername()

@@ -150,8 +150,14 @@ class Proposer:
         if server is not None:
             state.routes.listen(host_and_port(server.url)[1], server.take)
         over = threading.Event()
+
+        def end_meeting() -> None:
+            if server is not None:
+                server.fail("a process could not take part")
+
         try:
-            threading.Thread(target=self._watch, args=(over, server, candidate), daemon=True).start()
+            if server is not None:
+                threading.Thread(target=self._watch, args=(over, server, candidate), daemon=True).start()
             request = {
                 "do": "meet",
                 "candidate": view_fields(candidate),
@@ -160,12 +166,7 @@ class Proposer:
                 "proposer": state.me._asdict(),
                 "limit_s": limit_s,
             }
-            replies = self._ask(
-                candidate.members,
-                request,
-                limit_s=limit_s + _REPLY_GRACE_S,
-                on_error=lambda: _fail(server, "a process could not take part"),
-            )
+            replies = self._ask(candidate.members, request, limit_s=limit_s + _REPLY_GRACE_S, on_error=end_meeting)
         finally:
             over.set()
             if server is not None:
@@ -177,12 +178,12 @@ class Proposer:
                 self._needs.refuse(member, 2 * state.heartbeat_s)
         return not failed
 
-    def _watch(self, over: threading.Event, server: StoreServer | None, candidate: View) -> None:
+    def _watch(self, over: threading.Event, server: StoreServer, candidate: View) -> None:
         """End a meeting for all its processes if one of them is lost."""
         while not over.wait(_LOOK_S):
             lost = self._state.peers.lost() & set(candidate.ids)
             if lost or self._is_closed:
-                _fail(server, "a process was lost while the others met")
+                server.fail("a process was lost while the others met")
                 return
 
     def _await_boundary(self, view: View, candidate: View, joiners: Sequence[Member]) -> bool:
@@ -315,12 +316,6 @@ class Proposer:
         if len(others) < len(members):
             mine.join()
         return {**asked, **replies}
-
-
-def _fail(server: StoreServer | None, why: str) -> None:
-    """End a meeting for all its processes. There is no server if a member is alone, because it meets nobody."""
-    if server is not None:
-        server.fail(why)
 
 
 def _drop_request(candidate: View) -> dict[str, Any]:
