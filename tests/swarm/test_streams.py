@@ -19,7 +19,7 @@ from support.deadlines import DEADLINE_S, eventually
 from support.ports import free_port
 
 from unisono.foundation.deadlines import Deadline
-from unisono.swarm import links, routes, stream_server, streams
+from unisono.swarm import links, routes, stream_server, streams, views
 from unisono.swarm.links import NOTHING, Caller, Service
 from unisono.swarm.routes import Routes
 from unisono.swarm.views import Member, new_id
@@ -147,6 +147,63 @@ def test_a_process_that_has_ended_is_gone_for_all_that_reach_it_by_streams() -> 
             for _ in range(2):
                 with pytest.raises(ConnectionRefusedError):
                     process.ask(c)
+
+
+def test_searches_for_two_processes_that_were_relays_for_each_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    both_search = threading.Barrier(2)
+    called_back = routes.Routes._called_back
+
+    def called_back_at_once(self: Routes, *arguments: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_search.wait(DEADLINE_S / 4)
+        return called_back(self, *arguments)
+
+    with processes(relay=True, b=False, c=False) as (relay, b, c):
+        meet(relay, b, c)
+        assert eventually(lambda: relay.ask(b) == SECRET and relay.ask(c) == SECRET)
+        b.close()
+        c.close()
+        monkeypatch.setattr(routes, "_AGAIN", 0.0)  # so that the ways to both are looked for again
+        monkeypatch.setattr(Routes, "_called_back", called_back_at_once)
+        errors: list[BaseException] = []
+
+        def ask(process: StreamProcess) -> None:
+            try:
+                relay.ask(process)
+            except OSError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=ask, args=(process,), daemon=True) for process in (b, c)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert [type(error) for error in errors] == [streams.GoneError] * 2
+
+
+def test_as_many_requests_as_a_swarm_has_members_are_made_at_once() -> None:
+    all_ask = threading.Barrier(views.MOST_MEMBERS)
+
+    def ask() -> dict[str, Any]:
+        all_ask.wait(DEADLINE_S)
+        return {}
+
+    with processes(a=True) as (a,):
+        replies = a.caller.run_all({str(number): ask for number in range(views.MOST_MEMBERS)})
+        assert list(replies.values()) == [{}] * views.MOST_MEMBERS
+
+
+def test_replies_that_nobody_needs_any_more_are_not_awaited() -> None:
+    end = threading.Event()
+
+    def wait() -> dict[str, Any]:
+        end.wait(DEADLINE_S)
+        return {}
+
+    with processes(a=True) as (a,):
+        replies = a.caller.run_all({"stuck": wait}, is_over=lambda: True)
+        end.set()
+        assert isinstance(replies["stuck"], TimeoutError)
 
 
 def test_a_relay_copies_encrypted_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

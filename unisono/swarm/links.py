@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import checked
 from unisono.foundation.wire import more
 from unisono.swarm.streams import hang_up
-from unisono.swarm.views import Member
+from unisono.swarm.views import MOST_MEMBERS, Member
 from unisono.transports.links import dialer
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose
@@ -38,7 +38,9 @@ MOST_PAYLOAD = 1 << 23
 _MOST_CONNECTIONS = 1024
 _PENDING_LIMIT = 64
 _MOST_IDLE = 2
-_AT_ONCE = 32
+# All members must be asked at once, because a request such as "meet" ends only when all of them take part.
+_MOST_ASKED, _MOST_SEARCHED = 2 * MOST_MEMBERS, 32
+_LOOK_S = 0.05
 # How long the rest of a request may take, once it has begun.
 _REST_S = 30.0
 _NO_EPOCH = 0
@@ -50,6 +52,8 @@ Answer = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 # A process to ask: a member, or the host and the port to dial.
 Target = Member | tuple[str, int]
+
+Reply = dict[str, Any] | Exception
 
 
 class RefusedError(Exception):
@@ -173,8 +177,11 @@ class Service:
 class MemberWays(Protocol):
     """The ways to members of which some cannot be dialled (routes.py)."""
 
-    def connect(self, member: Member, port: int, timeout_s: float) -> socket.socket | None:
-        """Return a connection to the listener of a member at a port; None to dial it. Raises OSError."""
+    def connect(self, member: Member, port: int, timeout_s: float, *, is_search: bool = False) -> socket.socket | None:
+        """Return a connection to the listener of a member at a port; None to dial it. Raises OSError.
+
+        With `is_search`, it uses the way that is known, and looks for no other.
+        """
 
     def forget(self, member: Member) -> None:
         """Look for another way to a member from now on."""
@@ -200,10 +207,17 @@ class Caller:
         self.ways: MemberWays | None = None
         self.guard: Guard | None = None
         self._certificate = tls.certificate
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "unisono-swarm-ask")
+        self._asking = ThreadPoolExecutor(_MOST_ASKED, "unisono-swarm-ask")
+        self._searching = ThreadPoolExecutor(_MOST_SEARCHED, "unisono-swarm-search")
 
     def ask(
-        self, target: Target, request: Mapping[str, Any], timeout_s: float, payload: bytes = NOTHING
+        self,
+        target: Target,
+        request: Mapping[str, Any],
+        timeout_s: float,
+        payload: bytes = NOTHING,
+        *,
+        is_search: bool = False,
     ) -> tuple[dict[str, Any], bytes]:
         """Return the reply to a request, and the bytes behind it.
 
@@ -212,6 +226,8 @@ class Caller:
             request: the message, with `payload` behind it.
             timeout_s: seconds until the reply must be complete.
             payload: bytes.
+            is_search: whether the request is part of a search for a way. It then begins no other search, which could
+                wait for this one.
 
         Raises:
             RefusedError: the other process refuses the request, or its certificate is barred.
@@ -225,7 +241,7 @@ class Caller:
             raise RefusedError(f"the certificate of {target.name} is barred")
         link = self._taken(target)
         is_fresh = link is None
-        link = link or self._connected(target, deadline)
+        link = link or self._connected(target, deadline, is_search)
         try:
             _send(link, request, payload)
             reply, following = _received(link, deadline)
@@ -233,7 +249,8 @@ class Caller:
             link.close()
             if is_fresh or isinstance(error, TimeoutError):
                 raise error if isinstance(error, OSError) else ConnectionAbortedError(str(error)) from None
-            return self.ask(target, request, deadline.remaining_s(), payload)  # an idle connection had ended
+            # An idle connection had ended.
+            return self.ask(target, request, deadline.remaining_s(), payload, is_search=is_search)
         except BaseException:  # such as an interrupt
             link.close()
             raise
@@ -247,32 +264,60 @@ class Caller:
         return reply, following
 
     def ask_all(
-        self,
-        requests: Mapping[Any, tuple[Target, Mapping[str, Any]]],
-        timeout_s: float,
-        on_error: Callable[[], None] = lambda: None,
-    ) -> dict[Any, dict[str, Any] | Exception]:
+        self, requests: Mapping[str, tuple[Target, Mapping[str, Any]]], timeout_s: float, *, is_search: bool = False
+    ) -> dict[str, Reply]:
         """Make several requests side by side; return the reply or the error of each, by its name.
 
-        `on_error` is called as soon as a request has failed, in the thread of that request.
+        The arguments are those of `ask`.
         """
 
-        def attempt(request: tuple[Target, Mapping[str, Any]]) -> dict[str, Any] | Exception:
+        def task(target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
+            return self.ask(target, request, timeout_s, is_search=is_search)[0]
+
+        tasks = {name: partial(task, *request) for name, request in requests.items()}
+        return self.run_all(tasks, is_search=is_search)
+
+    def run_all(
+        self,
+        tasks: Mapping[str, Callable[[], dict[str, Any]]],
+        on_error: Callable[[], None] = lambda: None,
+        is_over: Callable[[], bool] = lambda: False,
+        *,
+        is_search: bool = False,
+    ) -> dict[str, Reply]:
+        """Run tasks side by side, each of which makes a request; return the reply or the error of each, by its name.
+
+        Args:
+            tasks: return a reply, or raise an error of `ask`. Up to twice as many as a swarm has members run at once.
+            on_error: called as soon as a task has failed, in its thread.
+            is_over: called again and again. Once it returns True, nobody waits for the other replies: a TimeoutError
+                takes the place of each.
+            is_search: as of `ask`.
+        """
+
+        def attempt(task: Callable[[], dict[str, Any]]) -> Reply:
             try:
-                return self.ask(*request, timeout_s)[0]
+                return task()
             except (OSError, RefusedError, UnisonoError) as error:
                 on_error()
                 return error
 
+        # A task may begin a search, whose requests must not wait for a thread until that task has ended.
+        threads = self._searching if is_search else self._asking
         try:
-            replies = self._threads.map(attempt, requests.values())
+            replies = {name: threads.submit(attempt, task) for name, task in tasks.items()}
         except RuntimeError:  # this process leaves the swarm while it asks
-            return dict.fromkeys(requests, ConnectionAbortedError("this process has closed its connections"))
-        return dict(zip(requests, replies, strict=True))
+            return dict.fromkeys(tasks, ConnectionAbortedError("this process has closed its connections"))
+        awaited = set(replies.values())
+        while awaited and not is_over():
+            awaited = wait(awaited, _LOOK_S).not_done
+        late = TimeoutError("it has not answered before the others ended")
+        return {name: late if reply in awaited else reply.result() for name, reply in replies.items()}
 
     def close(self) -> None:
         """Close all idle connections, and the others once they have their reply."""
-        self._threads.shutdown(wait=False)
+        self._asking.shutdown(wait=False)
+        self._searching.shutdown(wait=False)
         with self._lock:
             self._is_closed = True
             links = [link for idle in self._idle.values() for link in idle]
@@ -292,11 +337,12 @@ class Caller:
                 return
         link.close()
 
-    def _connected(self, target: Target, deadline: Deadline) -> socket.socket:
+    def _connected(self, target: Target, deadline: Deadline, is_search: bool) -> socket.socket:
         if not isinstance(target, Member):
             return self._dialled(*target, None, deadline)
         ways = self.ways
-        link = None if ways is None else ways.connect(target, target.port, deadline.remaining_s())
+        limit_s = deadline.remaining_s()
+        link = None if ways is None else ways.connect(target, target.port, limit_s, is_search=is_search)
         try:
             return self._checked(target, self._dialled(target.host, target.port, link, deadline))
         except ConnectionRefusedError:

@@ -38,14 +38,10 @@ class Need(NamedTuple):
 
 
 class Needs:
-    """Decides for one member whether the view must change. All methods are called under the lock of `membership`.
-
-    Attributes:
-        waiting: the processes that wait to enter.
-    """
+    """Decides for one member whether the view must change. All methods are called under the lock of `membership`."""
 
     def __init__(self, membership: Membership) -> None:
-        self.waiting: tuple[Member, ...] = ()
+        self._waiting: tuple[Member, ...] = ()
         self._state = membership
         self._refused: dict[str, float] = {}  # the ids of processes that could not be met → when to try again
         self._expelled_since = time.monotonic()
@@ -66,7 +62,7 @@ class Needs:
             out |= state.suspects
         staying = tuple(member for member in view.members if member.id not in out)
         answering = [member for member in view.members if member.id not in lost]
-        joiners = tuple(joiner for joiner in self.waiting if self._may_enter(joiner, view))
+        joiners = self._joiners(view)
         is_urgent = bool(state.failure or state.is_frozen or len(staying) < len(view.members))
         if state.me.id in state.expelled or not (is_urgent or joiners) or not staying:
             return None
@@ -79,6 +75,12 @@ class Needs:
         state = self._state
         gone = {id_ for id_, reply in state.peers.replies().items() if reply.get("gone") is True}
         return state.peers.lost() | gone | state.expelled | state.slow
+
+    def offer(self, waiting: Sequence[Member]) -> None:
+        """Note the processes that wait to enter."""
+        self._waiting = tuple(waiting)
+        ids = {joiner.id for joiner in waiting}
+        self._refused = {id_: again for id_, again in self._refused.items() if id_ in ids}
 
     def refuse(self, joiner: Member, seconds: float) -> None:
         """Keep a process from entering for some seconds, because the members could not meet it."""
@@ -140,6 +142,13 @@ class Needs:
             member for member, reply in answering if reply.get("call", 0) == 0 and reply.get("has_result", 0) < number
         ]
 
-    def _may_enter(self, joiner: Member, view: View) -> bool:
-        is_new = joiner.id not in view.ids and joiner.id not in self._state.expelled
-        return is_new and self._refused.get(joiner.id, 0) < time.monotonic()
+    def _joiners(self, view: View) -> tuple[Member, ...]:
+        """Return the processes that enter next: all together, but those that could not be met later, and one by one.
+
+        So a process that some member cannot reach keeps the others out only once.
+        """
+        new = [each for each in self._waiting if each.id not in view.ids and each.id not in self._state.expelled]
+        if trusted := tuple(each for each in new if each.id not in self._refused):
+            return trusted
+        again = min(new, key=lambda each: self._refused[each.id], default=None)
+        return () if again is None or self._refused[again.id] > time.monotonic() else (again,)

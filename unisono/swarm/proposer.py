@@ -22,12 +22,11 @@ from unisono.foundation.json_checks import checked
 from unisono.swarm.agreement import Promise, proposal, quorum_of
 from unisono.swarm.answers import Answers
 from unisono.swarm.communicators import serve_store
-from unisono.swarm.links import RefusedError
+from unisono.swarm.links import RefusedError, Reply
 from unisono.swarm.membership import EXPELLED, Membership
 from unisono.swarm.needs import Need, Needs
 from unisono.swarm.views import Ballot, Member, View, ballot_of, bars_of, new_id, view_fields, view_of
 from unisono.transports.rendezvous import host_and_port
-from unisono.transports.rendezvous.tcp_store import StoreServer
 
 _log = log.get("rendezvous")
 
@@ -36,8 +35,6 @@ _LOOK_S = 0.05
 _MEETING_S = 10.0
 _MOST_PAUSE_S = 2.0
 _REPLY_GRACE_S = 2.0
-
-Reply = dict[str, Any] | Exception
 
 
 class Proposer:
@@ -65,7 +62,7 @@ class Proposer:
         """Note the processes that wait to enter."""
         with self._state.changed:
             barred = [joiner for joiner in waiting if self._state.barred.bar(joiner)]
-            self._needs.waiting = tuple(joiner for joiner in waiting if joiner not in barred)
+            self._needs.offer([joiner for joiner in waiting if joiner not in barred])
             self._state.changed.notify_all()
         self._state.tell(barred, {"do": "barred"})
 
@@ -113,7 +110,7 @@ class Proposer:
         if not (need.is_urgent or joiners):
             return False
         candidate = View(new_id(), view.number + 1, view.id, 0, need.staying + joiners, self._state.barred)
-        if not self._meet(view, candidate, need.staying):
+        if not self._meet(view, candidate, need):
             self._drop(candidate)
             return False
         if not need.is_urgent and not self._await_boundary(view, candidate, joiners):
@@ -142,49 +139,49 @@ class Proposer:
                 self._state.routes.note(joiner, reply)
         return tuple(joiner for joiner in joiners if not isinstance(replies[joiner.id], Exception))
 
-    def _meet(self, view: View, candidate: View, staying: Sequence[Member]) -> bool:
+    def _meet(self, view: View, candidate: View, need: Need) -> bool:
         """Let the members of a candidate meet; return whether all have."""
         state = self._state
         limit_s = max(_MEETING_S, 2 * state.heartbeat_s)
         server = serve_store(state.me.host, candidate, state.settings.key, state.settings.job)
         if server is not None:
             state.routes.listen(host_and_port(server.url)[1], server.take)
-        over = threading.Event()
 
         def end_meeting() -> None:
             if server is not None:
-                server.fail("a process could not take part")
+                server.fail("a process was lost while the others met, or could not take part")
 
+        request = {
+            "do": "meet",
+            "candidate": view_fields(candidate),
+            "base": view_fields(view),
+            "store": "" if server is None else server.url,
+            "proposer": state.me._asdict(),
+            "limit_s": limit_s,
+        }
+        is_vain = partial(self._is_vain, view, need)
         try:
-            if server is not None:
-                threading.Thread(target=self._watch, args=(over, server, candidate), daemon=True).start()
-            request = {
-                "do": "meet",
-                "candidate": view_fields(candidate),
-                "base": view_fields(view),
-                "store": "" if server is None else server.url,
-                "proposer": state.me._asdict(),
-                "limit_s": limit_s,
-            }
-            replies = self._ask(candidate.members, request, limit_s=limit_s + _REPLY_GRACE_S, on_error=end_meeting)
+            limit_s += _REPLY_GRACE_S
+            replies = self._ask_together(candidate.members, request, limit_s, end_meeting, is_vain)
         finally:
-            over.set()
             if server is not None:
                 server.close()
         failed = [member for member in candidate.members if isinstance(replies[member.id], Exception)]
         for member in failed:
             _log.debug("%s has not met the others: %s", member.name, replies[member.id])
-            if member not in staying:
-                self._needs.refuse(member, 2 * state.heartbeat_s)
+        with state.changed:
+            for joiner in () if is_vain() else set(need.joiners).intersection(failed):
+                self._needs.refuse(joiner, 2 * state.heartbeat_s)
         return not failed
 
-    def _watch(self, over: threading.Event, server: StoreServer, candidate: View) -> None:
-        """End a meeting for all its processes if one of them is lost."""
-        while not over.wait(_LOOK_S):
-            lost = self._state.peers.lost() & set(candidate.ids)
-            if lost or self._is_closed:
-                server.fail("a process was lost while the others met")
-                return
+    def _is_vain(self, view: View, need: Need) -> bool:
+        """Return whether a change that meets `need` is useless by now: another one is needed, or has happened."""
+        state = self._state
+        with state.changed:
+            now = self._need(view)
+            is_urgent_now = now is not None and now.is_urgent and not need.is_urgent
+            is_lost = not state.peers.lost().isdisjoint(member.id for member in need.staying)
+            return self._is_closed or state.view is not view or is_lost or is_urgent_now
 
     def _await_boundary(self, view: View, candidate: View, joiners: Sequence[Member]) -> bool:
         """Wait until all members have ended the same call and know the candidate, or make no call."""
@@ -239,7 +236,7 @@ class Proposer:
         if chosen.id == candidate.id:
             if any(member.id not in given for member in staying):
                 return None
-            last = self._bring_up_to_date(candidate, staying, given)
+            last = self._bring_up_to_date(view, candidate, staying, given)
             if last is None:
                 return None
             barred = candidate.barred
@@ -252,7 +249,7 @@ class Proposer:
         return chosen if len(accepted) >= needed else None
 
     def _bring_up_to_date(
-        self, candidate: View, staying: Sequence[Member], promises: Mapping[str, Promise]
+        self, view: View, candidate: View, staying: Sequence[Member], promises: Mapping[str, Promise]
     ) -> int | None:
         """Pass the newest result that a staying member has to all staying members.
 
@@ -271,7 +268,8 @@ class Proposer:
             "staying": len(staying),
             "limit_s": limit_s,
         }
-        replies = self._ask(staying, request, limit_s=limit_s, on_error=partial(self._abort, candidate))
+        is_vain = partial(self._is_vain, view, Need(tuple(staying), (), is_urgent=True))
+        replies = self._ask_together(staying, request, limit_s, partial(self._abort, candidate), is_vain)
         return None if any(isinstance(reply, Exception) for reply in replies.values()) else last
 
     def _abort(self, candidate: View) -> None:
@@ -286,36 +284,55 @@ class Proposer:
         lost = self._state.peers.lost()
         self._ask([member for member in candidate.members if member.id not in lost], _drop_request(candidate))
 
+    def _ask_together(
+        self,
+        members: Sequence[Member],
+        request: Mapping[str, Any],
+        limit_s: float,
+        end: Callable[[], None],
+        is_vain: Callable[[], bool],
+    ) -> dict[str, Reply]:
+        """Send a request on which members work together; return their replies or errors, by id.
+
+        As soon as a member fails, or the request is in vain, `end` is called, which lets it fail on the other members.
+        A lost member may never reply. So the replies that come long after that are not awaited.
+        """
+        ended = list[float]()
+
+        def fail() -> None:
+            ended.append(time.monotonic())
+            end()
+
+        def is_over() -> bool:
+            if not ended and is_vain():
+                fail()
+            return bool(ended) and time.monotonic() - ended[0] > self._state.heartbeat_s / 4
+
+        return self._ask(members, request, limit_s, fail, is_over)
+
     def _ask(
         self,
         members: Sequence[Member],
         request: Mapping[str, Any],
         limit_s: float | None = None,
         on_error: Callable[[], None] = lambda: None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> dict[str, Reply]:
         """Send a request to members side by side, this one included; return their replies or errors, by id.
 
-        `on_error` is called after each error, while other members may still work on the request.
+        `on_error` and `is_over` are as of `Caller.run_all`.
         """
         state = self._state
-        others = [member for member in members if member.id != state.me.id]
-        replies: dict[str, Reply] = {}
 
-        def answer_myself() -> None:
+        def answer_of(member: Member) -> dict[str, Any]:
+            if member.id != state.me.id:
+                return state.caller.ask(member, request, state.heartbeat_s if limit_s is None else limit_s)[0]
             try:
-                replies[state.me.id] = self._answers.answer(dict(request))
-            except (ValueError, UnisonoError) as error:
-                replies[state.me.id] = RefusedError(str(error))
-                on_error()
+                return self._answers.answer(dict(request))
+            except ValueError as error:
+                raise RefusedError(str(error)) from None
 
-        mine = threading.Thread(target=answer_myself, daemon=True)
-        if len(others) < len(members):
-            mine.start()
-        requests = {member.id: (member, request) for member in others}
-        asked = state.caller.ask_all(requests, state.heartbeat_s if limit_s is None else limit_s, on_error)
-        if len(others) < len(members):
-            mine.join()
-        return {**asked, **replies}
+        return state.caller.run_all({each.id: partial(answer_of, each) for each in members}, on_error, is_over)
 
 
 def _drop_request(candidate: View) -> dict[str, Any]:

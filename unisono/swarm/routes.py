@@ -129,16 +129,21 @@ class Routes:
         ways = self.ways([member])
         return bool(ways) and ways[0].kind == "direct"
 
-    def connect(self, member: Member, port: int, timeout_s: float) -> socket.socket | None:
+    def connect(self, member: Member, port: int, timeout_s: float, *, is_search: bool = False) -> socket.socket | None:
         """Return a connection to the listener of a member at a port; None if this process must dial it.
+
+        With `is_search`, it uses the way that is known, and looks for no other. Two searches that asked each other's
+        members over ways that have ended would wait for each other.
 
         Raises:
             ConnectionRefusedError: the member has ended.
             OSError: there is no way to it now, or it does not answer in time.
         """
         deadline = Deadline(timeout_s)
-        for _ in range(_RELAYS):
-            way = self._way_to(member, deadline)
+        for _ in range(1 if is_search else _RELAYS):
+            way = self._known_of(member).way if is_search else self._way_to(member, deadline)
+            if way is None:
+                break
             if way.kind == "direct":
                 return None
             try:
@@ -242,7 +247,9 @@ class Routes:
         known = self._known_of(member)
         if known.way is not None and not self._is_old(known):
             return known.way
-        with known.finding:
+        if not known.finding.acquire(timeout=deadline.remaining_s()):
+            raise TimeoutError(f"the search for a way to {member.name} has not ended in time")
+        try:
             if known.way is not None and not self._is_old(known):
                 return known.way
             try:
@@ -252,6 +259,8 @@ class Routes:
                 raise
             before = known.way
             known.way, known.found = way, time.monotonic()
+        finally:
+            known.finding.release()
         if way.kind != "direct" and (before is None or before[1:3] != way[1:3]):
             _log.info("%s", _shown(way))
         return way
@@ -311,7 +320,8 @@ class Routes:
             ]
         request = {"do": "way", "member": known.member.id}
         limit_s = min(self._heartbeat_s / 2, deadline.remaining_s())
-        replies = self._caller.ask_all({way.member.id: (way.member, request) for way in near}, limit_s)
+        requests = {way.member.id: (way.member, request) for way in near}
+        replies = self._caller.ask_all(requests, limit_s, is_search=True)
         ways, is_gone = [], False
         for way in near:
             reply = replies[way.member.id]
