@@ -263,19 +263,16 @@ class Caller:
             raise RefusedError(str(reply["error"]))
         return reply, following
 
-    def ask_all(
-        self, requests: Mapping[str, tuple[Target, Mapping[str, Any]]], timeout_s: float, *, is_search: bool = False
-    ) -> dict[str, Reply]:
+    def ask_all(self, requests: Mapping[str, tuple[Target, Mapping[str, Any]]], timeout_s: float) -> dict[str, Reply]:
         """Make several requests side by side; return the reply or the error of each, by its name.
 
         The arguments are those of `ask`.
         """
 
         def task(target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
-            return self.ask(target, request, timeout_s, is_search=is_search)[0]
+            return self.ask(target, request, timeout_s)[0]
 
-        tasks = {name: partial(task, *request) for name, request in requests.items()}
-        return self.run_all(tasks, is_search=is_search)
+        return self.run_all({name: partial(task, *request) for name, request in requests.items()})
 
     def run_all(
         self,

@@ -25,13 +25,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline
 from unisono.foundation.json_checks import checked
-from unisono.swarm.links import Caller, RefusedError
+from unisono.swarm.links import Caller, RefusedError, Reply
 from unisono.swarm.parking import Parkers
 from unisono.swarm.stream_server import StreamServer, Take
 from unisono.swarm.streams import GoneError, NoWayError, ask_to_connect, open_stream
@@ -51,6 +52,8 @@ _PAUSE_S = 0.1
 _STREAM_S = 10.0
 # So many relays are tried before a connection fails.
 _RELAYS = 3
+# Once a relay has answered, the others have so long to answer too. One that is farther away would be the worse relay.
+_LATER_S = 0.1
 _UNKNOWN = -1.0
 
 
@@ -152,6 +155,7 @@ class Routes:
                 self.forget(member)
                 if way.relay is None or isinstance(error, GoneError):
                     raise
+                self._forget_ways_by(way.relay)
                 _log.info("%s does not relay to %s: %s", way.relay.name, member.name, error)
         raise self._no_way_to(member)
 
@@ -227,6 +231,12 @@ class Routes:
         """Look for another way to a member from now on."""
         self._known_of(member).way = None
 
+    def _forget_ways_by(self, relay: Member) -> None:
+        with self._lock:
+            for known in self._known.values():
+                if known.way is not None and known.way.relay == relay:
+                    known.way = None
+
     def _is_old(self, known: _Known) -> bool:
         """Return whether to look for a better way than the one that is known."""
         way = known.way
@@ -292,7 +302,7 @@ class Routes:
 
     def _dialled(self, known: _Known, deadline: Deadline) -> Way | None:
         member = known.member
-        limit_s = min(_DIAL_HEARTBEATS * self._heartbeat_s, _DIAL_S, deadline.remaining_s())
+        limit_s = self._dial_s(deadline)
         known.must_dial = False
         way = None
         try:
@@ -307,6 +317,9 @@ class Routes:
             known.can_dial, known.dialled = way is not None, time.monotonic()
         return way
 
+    def _dial_s(self, deadline: Deadline) -> float:
+        return min(_DIAL_HEARTBEATS * self._heartbeat_s, _DIAL_S, deadline.remaining_s())
+
     def _called_back(self, known: _Known, _: Deadline) -> Way | None:
         round_trip_s = self._streams.parking.round_trip_s(known.member.id)
         return None if round_trip_s is None else Way(known.member, "called back", None, round_trip_s)
@@ -318,27 +331,44 @@ class Routes:
                 for each in self._known.values()
                 if each.way is not None and each.way.kind != "relayed" and each is not known
             ]
-        request = {"do": "way", "member": known.member.id}
-        limit_s = min(self._heartbeat_s / 2, deadline.remaining_s())
-        requests = {way.member.id: (way.member, request) for way in near}
-        replies = self._caller.ask_all(requests, limit_s, is_search=True)
+        replies = self._ask_relays(near, known.member, min(self._heartbeat_s / 2, deadline.remaining_s()))
         ways, is_gone = [], False
         for way in near:
             reply = replies[way.member.id]
-            if isinstance(reply, dict) and type(further_s := reply.get("round_trip_s")) is float and further_s >= 0:
+            if isinstance(reply, Exception):
+                continue
+            if (further_s := _further_s(reply)) is not None:
                 ways.append(Way(known.member, "relayed", way.member, way.round_trip_s + further_s))
-            elif isinstance(reply, dict) and reply.get("gone") is True:
-                is_gone = True
+            is_gone = is_gone or reply.get("gone") is True
         if is_gone and not ways:
             raise GoneError("it has ended")
         return min(ways, key=lambda way: way.round_trip_s, default=None)
 
+    def _ask_relays(self, near: Sequence[Way], member: Member, limit_s: float) -> dict[str, Reply]:
+        """Ask processes how far a member is from them; return their replies or errors, by id."""
+        reached: list[float] = []  # the times of the replies of those that reach it
+
+        def ask(relay: Member) -> dict[str, Any]:
+            reply, _ = self._caller.ask(relay, {"do": "way", "member": member.id}, limit_s, is_search=True)
+            if _further_s(reply) is not None:
+                reached.append(time.monotonic())
+            return reply
+
+        def is_over() -> bool:
+            return bool(reached) and _age_s(reached[0]) > _LATER_S
+
+        tasks = {way.member.id: partial(ask, way.member) for way in near}
+        return self._caller.run_all(tasks, is_over=is_over, is_search=True)
+
     def _stream(self, hop: Member, member: str, port: int, deadline: Deadline) -> socket.socket:
         """Return a stream through `hop`, or to it, that is connected to the listener of a member."""
-        if self.is_direct(hop):
-            stream = open_stream(self._dialler, hop.host, hop.port, deadline.remaining_s())
-        else:
-            stream = self._streams.parking.take(hop.id, deadline)
+        if not self.is_direct(hop):
+            return _connected(self._streams.parking.take(hop.id, deadline), member, port, deadline)
+        try:
+            stream = open_stream(self._dialler, hop.host, hop.port, self._dial_s(deadline))
+        except OSError:
+            self.forget(hop)
+            raise
         return _connected(stream, member, port, deadline)
 
     def _onward(self, member: str, port: int) -> socket.socket:
@@ -386,6 +416,12 @@ def _way_in_words(way: Way) -> str:
 
 def _shown(way: Way) -> str:
     return f"{way.member.name} is reached {_way_in_words(way)}"
+
+
+def _further_s(reply: dict[str, Any]) -> float | None:
+    """Return the round trip from a relay to a member by its reply; None if it does not reach it."""
+    further_s = reply.get("round_trip_s")
+    return further_s if type(further_s) is float and further_s >= 0 else None
 
 
 def _age_s(since: float) -> float:
