@@ -12,6 +12,9 @@ the sender, and says in its reply whether it can dial it. A sender that cannot b
 Each process that this one can dial, or that has parked here, may be the relay to a third one. The asking process takes
 the relay with the least delay. A relay uses no other relay, so a stream has at most one.
 
+Only one thread searches for a way to a process, and the others wait for it. The questions of a search go over ways that
+are known, so a search never waits for another one.
+
 Example: A listens at a public address; B and C are at home. B and C ping A, which cannot dial them and says so, so both
 park at A. B cannot dial C, and C has parked nothing at B. B asks A, which reaches C within 20 ms, and B reaches A
 within 15 ms. So B connects to C through A, in 35 ms.
