@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # `typing` would take most of the time of this import.
 
 if TYPE_CHECKING:
     from unisono import (

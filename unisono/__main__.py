@@ -2,6 +2,6 @@
 
 import sys
 
-from unisono.cli.main import main
+from unisono.cli.entry import command
 
-sys.exit(main())
+sys.exit(command())

@@ -34,6 +34,10 @@ MOST_RECORDED = 100_000
 # The native core holds numbers in 64 bits with a sign. Python refuses to convert thousands of digits.
 _MOST_INTEGER = (1 << 63) - 1
 _MOST_DIGITS = 20
+# The words of a variable that switches something on or off. They are no paths.
+_SWITCHES = {
+    "1": True, "on": True, "true": True, "yes": True, "0": False, "off": False, "false": False, "no": False,
+}  # fmt: skip
 
 
 def parse_transports(names: str | tuple[str, ...]) -> str:
@@ -88,7 +92,7 @@ def parse_nbytes(text: str) -> int:
 
 def _switch(text: str) -> bool:
     try:
-        return {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}[text.lower()]
+        return _SWITCHES[text.strip().lower()]
     except KeyError:
         raise ValueError("on or off") from None
 
@@ -135,6 +139,8 @@ def _path_or_none(value: Any) -> str:
         path = None
     if not isinstance(path, str):
         raise ValueError("a path, or an empty string for none")
+    if path.strip().lower() in _SWITCHES:
+        raise ValueError(f"a path, or an empty string for none; a file or folder of this name is ./{path.strip()}")
     return path
 
 

@@ -352,7 +352,13 @@ class _Trial:
             command = (*inside(self._hosts[host]), *command)
         with open(self._folder / f"output-{number}.txt", "w") as output:
             process = subprocess.Popen(
-                command, env=environ, stdin=subprocess.PIPE, stderr=output, stdout=output, text=True
+                command,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stderr=output,
+                stdout=output,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for this program, which ends the process
             )
         self._all.append(_Process(number, process, log, host))
 
@@ -372,7 +378,13 @@ class _Trial:
         if self._hosts:
             command = (*inside(self._hosts[number]), *command)
         environ = {**os.environ, "UNISONO_KEY_FILE": str(self._folder / "key")}
-        self._place = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, text=True)
+        self._place = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this program, which ends the process
+        )
 
     def end(self) -> None:
         """End all processes."""

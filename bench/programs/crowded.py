@@ -229,7 +229,8 @@ def busy_processes(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     processes = []
     with ExitStack() as cleanup:
         for _ in range(number):
-            processes.append(cleanup.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE)))
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            processes.append(cleanup.enter_context(process))
             cleanup.callback(processes[-1].kill)
         yield processes
 

@@ -79,7 +79,7 @@ def measure(folder: Path, ranks: int, joins: int) -> dict[str, list[float]]:
 @contextlib.contextmanager
 def _process(role: tuple[str, ...], environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     command = python_command("from unisono.bench.studies.joins import take_part; take_part()", *role)
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             yield process
         finally:

@@ -110,7 +110,7 @@ def _ranks(place: str, asked: StudySettings) -> Iterator[RunRanks]:
 
         def run_here(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
             words = ("run", "-n", str(asked.ranks), "--bind", "core", *arguments)
-            command = python_command("from unisono.cli.main import main; sys.exit(main())", *words)
+            command = python_command("from unisono.cli.entry import command; sys.exit(command())", *words)
             settings = {**os.environ, "UNISONO_TRANSPORTS": place, **environ}
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=settings)
 

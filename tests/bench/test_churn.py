@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from support.deadlines import DEADLINE_S
 from support.hosts import needs_namespaces
 
 from unisono.bench.programs import churn
@@ -18,6 +24,18 @@ def test_a_swarm_under_churn_keeps_its_promises(tmp_path: Path) -> None:
     assert outcome.is_right, outcome
     assert outcome.calls > 1
     assert set(outcome.errors) <= {"LeftBehindError", "QuorumLostError"}, outcome.errors
+
+
+def test_interrupt_ends_the_trial_without_tracebacks_of_its_processes() -> None:
+    command = (sys.executable, "-m", "unisono", "bench", "churn", "--seconds", str(DEADLINE_S))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as trial:
+        children = Path(f"/proc/{trial.pid}/task/{trial.pid}/children")
+        until = time.monotonic() + DEADLINE_S
+        while not children.read_text() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.killpg(trial.pid, signal.SIGINT)  # as a terminal does
+        errors = trial.communicate(timeout=DEADLINE_S)[1]
+    assert (trial.returncode, errors.strip()) == (130, "unisono: interrupted")
 
 
 @pytest.mark.night

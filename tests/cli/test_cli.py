@@ -83,6 +83,58 @@ def test_unwritable_stdout_is_reported_in_one_line() -> None:
     assert completed.returncode == 1
 
 
+# The statement after which a program interrupts itself: in the imports of the command, in those of a subcommand, and
+# when the interpreter ends.
+_INTERRUPTED_WHILE = {
+    "the command is imported": "before_import('click')",
+    "a subcommand is imported": "before_import('unisono.cli.commands.doctor')",
+    "the interpreter ends": "import atexit; atexit.register(interrupt)",
+}
+
+
+@pytest.mark.parametrize("phase", _INTERRUPTED_WHILE)
+def test_interrupt_shows_no_traceback_while(phase: str) -> None:
+    program = f"""
+import os, signal, sys
+def interrupt():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("the module that was imported has replaced the error")
+def before_import(module):
+    class Finder:
+        def find_spec(name, path, target=None):
+            if name == module:
+                interrupt()
+    sys.meta_path.insert(0, Finder)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{_INTERRUPTED_WHILE[phase]}
+from unisono.cli.entry import command
+sys.exit(command())
+"""
+    completed = subprocess.run(
+        [sys.executable, "-c", program, "doctor", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (completed.returncode, completed.stderr) == (130, "unisono: interrupted\n")
+
+
+def test_interrupts_stay_ignored_in_the_background_of_a_shell() -> None:
+    program = """
+import signal
+from unisono.foundation import interrupts
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+interrupts.end_process()
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+interrupts.raise_error()
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=DEADLINE_S, check=True)
+
+
 def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
     completed = unisono("frobnicate")
     assert (completed.returncode, completed.stdout) == (2, "")

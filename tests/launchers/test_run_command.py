@@ -37,7 +37,7 @@ def preceded(statements: str) -> tuple[str, ...]:
     return (
         sys.executable,
         "-c",
-        f"{statements}\nimport sys; from unisono.cli.main import main; sys.exit(main())",
+        f"{statements}\nimport sys; from unisono.cli.entry import command; sys.exit(command())",
         "run",
     )
 

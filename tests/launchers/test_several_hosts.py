@@ -247,7 +247,7 @@ def test_interrupt_while_hosts_are_silent_ends_the_launcher(tmp_path: Path) -> N
     fake = tmp_path / "fake-ssh"
     fake.write_text(FAKE_SSH)
     fake.chmod(0o700)
-    main = code + "import sys; from unisono.cli.main import main; sys.exit(main())"
+    main = code + "import sys; from unisono.cli.entry import command; sys.exit(command())"
     words = [sys.executable, "-c", main, "run", "--ssh", str(fake), "--hosts", "good,mute", "--", "true"]
     completed = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (completed.returncode, completed.stderr) == (130, "unisono: interrupted\n")

@@ -30,9 +30,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "heartbeat_timeout_s": (0, -3, NAN, None),
     "transports": (None, 3, (3,), "pigeon"),
     "algorithm": (None, "", " ", 3),
-    "table": (None, 5, b"table.json"),
-    "tune": (None, 5, b"table.json"),
-    "load": (None, 5, ["own.py"]),
+    "table": (None, 5, b"table.json", True, "on", "Off", " yes "),
+    "tune": (None, 5, b"table.json", True, "on", "Off", " yes "),
+    "load": (None, 5, ["own.py"], "1"),
     "segment_nbytes": (-5, 1.5, None, "64K", True, 1 << 63),
     "bind_address": (None, "", 7),
     "tcp_streams": (0, 17, -1, None, 2.5, "2", True),
@@ -40,16 +40,16 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "gpu_blocks": (-1, None, 2.5, "2", True, 1 << 63),
     "verify_results": ("maybe", None, 1),
     "tls": ("maybe", "", None, True),
-    "tls_certificate": (None, 5, b"certificate.pem"),
-    "tls_key": (None, 5, b"key.pem"),
-    "tls_authority": (None, 5, b"authority.pem"),
+    "tls_certificate": (None, 5, b"certificate.pem", "on"),
+    "tls_key": (None, 5, b"key.pem", "on"),
+    "tls_authority": (None, 5, b"authority.pem", "on"),
     "trace_groups": ("maybe", None, 1),
     "warn_after_s": (0, -1, NAN, None, "5"),
     "recorded_calls": (-1, 100_001, None, 2.5, "2", True),
-    "dump": (None, 5, b"dumps"),
-    "trace": (None, 5, b"traces"),
-    "metrics": (None, 5, b"metrics"),
-    "stats": (None, 5, b"stats"),
+    "dump": (None, 5, b"dumps", "on", "0", "false"),
+    "trace": (None, 5, b"traces", "on", "0", "false"),
+    "metrics": (None, 5, b"metrics", "on", "0", "false"),
+    "stats": (None, 5, b"stats", "on", "0", "false"),
 }
 TAKEN: dict[str, tuple[Any, Any]] = {
     "log": ("INFO", "info"),
@@ -117,6 +117,15 @@ def test_every_option_has_refused_and_accepted_test_values() -> None:
 def test_environment_variable_is_checked_like_its_option(text: str) -> None:
     with pytest.raises(un.UsageError, match=r"UNISONO_TIMEOUT_S=.*a positive number of seconds"):
         un.Options.from_environment({"UNISONO_TIMEOUT_S": text})
+
+
+@pytest.mark.parametrize("word", ["on", "ON", "1", "true", "yes", "off", "0", "false", "no"])
+def test_word_that_switches_is_no_path_in_a_variable_and_a_value_of_a_switch(word: str) -> None:
+    with pytest.raises(un.UsageError, match=rf"UNISONO_TUNE='{word}' cannot be used: it must be a path.* \./{word}$"):
+        un.Options.from_environment({"UNISONO_TUNE": word})
+    assert un.Options.from_environment({"UNISONO_TUNE": f"./{word}"}).tune == f"./{word}"
+    is_on = un.Options.from_environment({"UNISONO_TCP_CHECKSUM": word}).tcp_checksum
+    assert is_on == (word.lower() in ("on", "1", "true", "yes"))
 
 
 def test_variables_of_kubernetes_are_ignored() -> None:

@@ -1,5 +1,6 @@
 """The command `unisono`. Each subcommand is a module that is imported only when it is called.
 
+- `entry.py`: the function that the command calls first.
 - `main.py`: the table of subcommands, and how errors are shown.
 - `groups.py`: groups of subcommands that suggest a name.
 - `messages.py`: lines on standard error.

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import click
 
@@ -13,12 +14,10 @@ from unisono import __version__
 from unisono.cli.groups import SuggestingGroup
 from unisono.cli.messages import tell
 from unisono.errors import NoAlgorithmError, PlanError, UnisonoError, UsageError
+from unisono.foundation import interrupts
 from unisono.foundation.program import begin
 from unisono.foundation.streams import StreamError
 from unisono.transports import CORE
-
-INTERRUPTED = 130
-
 
 # The subcommands, with their lines in the help. Each is `command` in the module of its name in `unisono.cli.commands`,
 # or in that of `_MODULES` where Python has another use for the name.
@@ -46,6 +45,14 @@ SUBCOMMANDS = {
 _MODULES = {"import": "import_schedule", "export": "export_schedule"}
 
 
+def _imported(module: str) -> ModuleType:
+    interrupts.end_process()
+    try:
+        return importlib.import_module(module)
+    finally:
+        interrupts.raise_error()
+
+
 class LazyGroup(SuggestingGroup):
     """A group that imports the module of a subcommand only when the subcommand is called."""
 
@@ -57,7 +64,7 @@ class LazyGroup(SuggestingGroup):
         """Import and return the subcommand `cmd_name`; None if it does not exist."""
         if cmd_name not in SUBCOMMANDS:
             return None
-        command = importlib.import_module(f"unisono.cli.commands.{_MODULES.get(cmd_name, cmd_name)}").command
+        command = _imported(f"unisono.cli.commands.{_MODULES.get(cmd_name, cmd_name)}").command
         assert isinstance(command, click.Command)
         command.name = cmd_name  # the functions that define the commands are all named `command`
         return command
@@ -86,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", INTERRUPTED)
+        return _fail("interrupted", interrupts.INTERRUPTED)
     except UnisonoError as error:
         if os.environ.get("UNISONO_LOG", "").lower().startswith("debug"):
             raise

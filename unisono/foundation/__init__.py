@@ -17,5 +17,6 @@
 `processes`     processes that Unisono starts
 `streams`       the standard streams
 `program`       the first call of every program
+`interrupts`    Ctrl-C while a command imports its modules
 `watchdog`      a function that is called if a block takes too long
 """

@@ -1,6 +1,6 @@
 """`spawn`: a running job starts another job by ``unisono run``, and both meet. The new job calls `parent`.
 
-The job that spawns opens a port. The new job finds the name of the port in the variable ``UNISONOPARENT``.
+The job that spawns opens a port. The new job finds the name of the port in the variable ``UNISONO_PARENT``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.foundation import log
 from unisono.foundation.processes import Child, python_command
 from unisono.options import PARENT
 
-_MAIN = "import sys; from unisono.cli.main import main; sys.exit(main())"
+_MAIN = "import sys; from unisono.cli.entry import command; sys.exit(command())"
 _END_S = 10.0
 
 _log = log.get("launcher")

@@ -301,6 +301,7 @@ def _looked_for(package: Package) -> CheckResult:
             errors="replace",
             timeout=IMPORT_TIMEOUT_S,
             check=False,
+            start_new_session=True,  # Ctrl-C is for this program, which ends the import
         )
     except subprocess.TimeoutExpired:
         return CheckResult(package.name, False, f"its import did not end within {IMPORT_TIMEOUT_S:g} s")
