@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -560,6 +562,35 @@ def test_last_message_of_a_departed_rank_arrives_over_a_channel_that_is_added_la
     options = un.Options(transports=transports)
     results = un.launch(leave_after_its_last_call, 2, call, leaver, options=options, timeout_s=DEADLINE_S)
     assert results == [7.0, 7.0]
+
+
+def leave_while_a_channel_opens(world: un.Communicator) -> list[str]:
+    """Rank 1 closes a communicator while it dials its channel to rank 0. Return the warnings of this rank."""
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("unisono").addHandler(handler)
+    refused = threading.Event()
+
+    def refuse(*args: Any) -> None:
+        original(*args)
+        refused.set()
+
+    original = Channels.refuse
+    pair = world.subgroup([0, 1])
+    if world.rank == 1:
+        with mock.patch.object(Channels, "endpoint", lambda *_: None):  # as after the communicator was closed
+            error_of(lambda: pair.allreduce(X, timeout_s=SHORT_S))
+    else:
+        with mock.patch.object(Channels, "refuse", refuse):
+            error_of(lambda: pair.allreduce(X, timeout_s=SHORT_S))
+            assert refused.wait(DEADLINE_S)
+    return warnings
+
+
+def test_rank_does_not_warn_of_a_channel_of_a_rank_that_has_left() -> None:
+    options = un.Options(transports="shm")
+    assert un.launch(leave_while_a_channel_opens, 2, options=options, timeout_s=DEADLINE_S) == [[], []]
 
 
 # Rank 2 reads the last message of a handshake long after the other rank has added its end of the link. It leaves in the

@@ -310,12 +310,17 @@ class Channels:
         _log.debug("channel %s from rank %d: %s", lane_name(lane_on_dialled_rank(hello)), hello.sender, transport)
 
     def refuse(self, hello: Hello, sock: socket.socket, error: Exception) -> None:
-        """Close a connection of another rank that cannot be used because of `error`."""
+        """Close a connection of another rank that cannot be used because of `error`.
+
+        If the other rank has closed the connection, it has left the communicator, which is no fault. If a call still
+        needs that rank, the call learns of its departure over the control links.
+        """
         peer = hello.sender
         if is_exhausted(error):  # the other rank cannot know that, so this rank reports it
             self._hooks.fail(peer, self._refused(f"a channel from rank {peer}", error, peer))
         sock.close()
-        _log.warning("channel from rank %d: it cannot be opened: %s", peer, error)
+        show = _log.debug if isinstance(error, ConnectionError) else _log.warning
+        show("channel from rank %d: it cannot be opened: %s", peer, error)
 
     def _refused(self, channel: str, error: Exception, peer: int) -> TransportUnavailableError:
         rank = self._rank
