@@ -197,8 +197,7 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
     def _shares_memory(self) -> bool:
         """Return whether the ranks of this host exchange messages through shared memory, or this rank is alone."""
         host = next(host for host in self.hosts if self.rank in host)
-        shares = getattr(self._executor, "shares_memory_with", None)  # which executors in Python lack
-        return len(host) == 1 or shares is None or shares(host)
+        return len(host) == 1 or self._executor.shares_memory_with(host)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator:
         """Return a communicator of these ranks, which become its ranks 0, 1, … in this order. Nothing is sent.
@@ -388,11 +387,12 @@ class Communicator(Groups, Objects, PersistentCalls, BlockExchange, Windows, Obs
         Raises:
             UsageError: the communicator is closed, or is over a plugin transport.
         """
+        from unisono.transports.executors.native import NativeExecutor
+
         self._check_usable()
-        session = getattr(self._executor, "session", None)
-        if session is None:
+        if not isinstance(self._executor, NativeExecutor):
             raise UsageError("a communicator over a plugin transport cannot meet another job: use shm and tcp")
-        return session, self._options
+        return self._executor.session, self._options
 
     def stats(self) -> Statistics:
         """Return counters: traffic by peer and transport, collective calls, and bytes of arrays on a GPU.

@@ -154,7 +154,7 @@ class PersistentCalls(VectorCollectives, Messages):
         array_name, peer_name, *_ = names
         passed = {key: value for key, value in arguments.items() if value is not None}
         if missing := {array_name, peer_name} - set(passed):
-            raise UsageError(f"a persistent {name} needs a {' and a '.join(sorted(missing))}")
+            raise UsageError(f"a persistent {name} needs {' and '.join(sorted(missing))}: pass it by name")
         if refused := set(passed) - set(names):
             raise UsageError(f"a persistent {name} takes no {' and no '.join(sorted(refused))}: leave it out")
         limit_s, array, peer, tag = (

@@ -33,7 +33,9 @@ AnyWork = TypeVar("AnyWork", bound="Work[Any]")
 _LONGEST_SLEEP_S = 1.0
 # It sleeps at most this long if it also waits for an end that does not wake it; see `Work.is_counted`.
 _SHORT_SLEEP_S = 0.002
-# `wait_some` sleeps this long between two checks.
+# `wait_some` sleeps at most this long in the executor, so that Ctrl-C ends it soon.
+_INTERRUPTIBLE_S = 0.05
+# It sleeps this long between two checks if no executor notices all ends for which it waits.
 _POLL_S = 0.0002
 # `close` waits at most this long for callbacks, because a callback may itself wait for `close`.
 _CLOSE_S = 2.0
@@ -256,6 +258,10 @@ class Works:
                 _calling_back.add(self)
         return True
 
+    def wait_for_end(self, seen: int, most_s: float) -> int:
+        """Sleep until more than `seen` counted calls have ended; see `Executor.wait_for_end`."""
+        return self._executor.wait_for_end(seen, most_s)
+
     def close(self) -> None:
         """Close the executor, which ends all calls, and wait until their callbacks have been called."""
         self._executor.close()
@@ -357,9 +363,19 @@ def wait_some(works: Sequence[Work[Any]]) -> list[int]:
     _check_several(works)
     if not works:
         raise UsageError("works is empty, so no call can end: pass at least one work")
+    seen = 0
     while not (ended := test_some(works)):
-        time.sleep(_POLL_S)
+        seen = _seen_after_a_sleep(works, seen)
     return ended
+
+
+def _seen_after_a_sleep(works: Sequence[Work[Any]], seen: int) -> int:
+    """Sleep until a call may have ended; return the number of ended calls of the executor, for the next sleep."""
+    first, *others = {work._works for work in works}
+    if not others and all(work.is_counted for work in works):
+        return first.wait_for_end(seen, _INTERRUPTIBLE_S)
+    time.sleep(_POLL_S)
+    return seen
 
 
 def _check_several(works: Sequence[Work[Any]]) -> None:

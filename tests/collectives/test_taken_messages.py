@@ -153,8 +153,8 @@ def test_persistent_messages_are_made_again(two: Ranks) -> None:
 
 WRONG: dict[str, Any] = {
     "dest must": lambda world: world.plan("send", np.zeros(1), dest=7),
-    "needs a dest": lambda world: world.plan("send", np.zeros(1)),
-    "needs a source": lambda world: world.plan("recv", out=np.zeros(1)),
+    "needs dest: pass": lambda world: world.plan("send", np.zeros(1)),
+    "needs source: pass": lambda world: world.plan("recv", out=np.zeros(1)),
     "takes no accumulate": lambda world: world.plan("send", np.zeros(1), dest=0, accumulate="float64"),
     "takes no reproducible": lambda world: world.plan("recv", out=np.zeros(1), source=0, reproducible=True),
     "takes no op": lambda world: world.plan("send", np.zeros(1), dest=0, op="sum"),

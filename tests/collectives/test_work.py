@@ -259,6 +259,8 @@ def wait_for_any(world: un.Communicator) -> None:
     assert soon.result() is out
     assert not late.done()
     assert un.wait_some([late, soon, soon]) == un.test_some([late, soon, soon]) == [1, 2]
+    other = world.subgroup(range(world.size)).barrier(wait=False)
+    assert un.wait_some([late, other]) == [1]  # works of two communicators
     assert un.test_any([late, soon]) == 1
     assert un.test_any([late]) is None
     assert un.test_some([late]) == un.test_some([]) == []

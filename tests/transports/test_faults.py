@@ -579,7 +579,7 @@ def leave_while_a_channel_opens(world: un.Communicator) -> list[str]:
     original = Channels.refuse
     pair = world.subgroup([0, 1])
     if world.rank == 1:
-        with mock.patch.object(Channels, "endpoint", lambda *_: None):  # as after the communicator was closed
+        with mock.patch.object(Channels, "endpoint", return_value=None):  # as after the communicator was closed
             error_of(lambda: pair.allreduce(X, timeout_s=SHORT_S))
     else:
         with mock.patch.object(Channels, "refuse", refuse):

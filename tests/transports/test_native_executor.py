@@ -23,6 +23,7 @@ from support.extents_contract import (
 from support.harness import message_algorithms
 from support.ranks import LocalRanks, Ranks, ranks_fixture, start_ranks
 
+from unisono.dtypes import DTYPES
 from unisono.testing.cases import REDUCTIONS
 
 ALLREDUCES = message_algorithms("allreduce")
@@ -279,3 +280,20 @@ def test_subgroups_reduce_among_themselves(ranks: Ranks) -> None:
 
 def test_a_failure_in_a_subgroup_ends_the_job(fresh_ranks: Ranks) -> None:
     contract.check_that_a_failure_in_a_subgroup_ends_the_job(fresh_ranks)
+
+
+def drop_a_call(executor: Any, name: str) -> str:
+    """Rank 0 drops a call before the others make it; return the error of this rank's next call."""
+    case, source = Case(algorithm="ring", count=100), np.ones(100, np.float32)
+    if executor.rank == 0 and name == "allreduce":
+        executor.start(case.call(0, executor.size), source, source)
+    elif executor.rank == 0:
+        executor.recv(source, DTYPES["float32"], 1, 7)
+    return contract.attempt(executor, case)[1]
+
+
+@pytest.mark.parametrize(("name", "text"), [("allreduce", "allreduce(float32[100], op=sum"), ("recv", "recv(source=1")])
+def test_error_of_a_dropped_call_names_the_call_on_every_rank(fresh_ranks: Ranks, name: str, text: str) -> None:
+    for error in fresh_ranks.run(drop_a_call, name):
+        assert f"rank 0 dropped {text}" in error
+        assert "before it had ended" in error

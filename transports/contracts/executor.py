@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 
 class Operation(Protocol):
-    """A started call. Its arrays belong to the executor until the call is done."""
+    """A started call. Its arrays belong to the executor until the call is done.
+
+    The caller keeps the operation until the call has ended, as `Works` does for programs. The native executor aborts
+    the job if one is dropped before, because the memory of the call may end with it.
+    """
 
     def poll(self) -> bool:
         """Make progress without blocking; return whether the call is done. Raises the error that ended the call."""
@@ -404,6 +408,12 @@ class Executor(Protocol):
     def wait_for_end(self, seen: int, most_s: float) -> int:
         """Block until more than `seen` operations have ended, or for `most_s` seconds; return how many have ended."""
 
+    def shares_memory_with(self, ranks: Sequence[int]) -> bool:
+        """Return whether this rank and these ranks of its host exchange messages through shared memory.
+
+        It is True if the transport does not say so, as those of packages do not.
+        """
+
     def links(self) -> Mapping[int, str]:
         """Return, by peer, its transport and why it is not shared memory, such as "tcp (another machine)"."""
 
@@ -477,9 +487,6 @@ class WindowExecutor(Executor, Protocol):
     """
 
     failed: Callable[[], bool]
-
-    def shares_memory_with(self, ranks: Sequence[int]) -> bool:
-        """Return whether this rank and these ranks exchange messages through shared memory."""
 
     def part_of(self, memory: AnyArray, locks: AnyArray | memoryview, index: int, timeout_s: float) -> _core.WindowPart:
         """Return a part with memory that this rank maps, and with the lock of this index.

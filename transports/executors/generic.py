@@ -281,6 +281,9 @@ class GenericExecutor:
             time.sleep(LONGEST_PAUSE_S)
         return self._ended
 
+    def shares_memory_with(self, ranks: Sequence[int]) -> bool:
+        return True
+
     def links(self) -> Mapping[int, str]:
         return dict.fromkeys((peer for peer in range(self.size) if peer != self.rank), self._transport.name)
 

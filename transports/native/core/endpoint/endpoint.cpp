@@ -324,10 +324,14 @@ bool Endpoint::start_server() {
 
 void Endpoint::withdraw(Request& request) {
   if (control_->abandoned() || request.outcome() != Outcome::pending) return;
-  control_->fail(
-      {FailureKind::aborted, rank(), -1, -1, "rank " + std::to_string(rank()) + " dropped a call that had not ended"});
   take_leadership();
-  fail_all_requests();
+  if (request.outcome() == Outcome::pending) {  // no other thread has ended it meanwhile
+    const auto& call = request.call_ ? request.call_->description : description_of(*request.message_);
+    control_->fail({FailureKind::aborted, rank(), -1, -1,
+                    "rank " + std::to_string(rank()) + " dropped " + call->text +
+                        " before it had ended: keep what a call returns until it has ended"});
+    fail_all_requests();
+  }
   step_down();
 }
 
