@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import mpi_ranks
 from support.commands import unisono
 from support.import_path import import_path
 from support.programs import Completed, completed
@@ -40,6 +41,21 @@ def test_partitioned_messages_go_when_all_partitions_are_ready_and_match_no_othe
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("has checked everything") == 2
+
+
+def test_values_are_those_of_mpi() -> None:
+    ended = run(str(PROGRAMS / "like_mpi.py"), ranks=3)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has checked everything") == 3
+
+
+@pytest.mark.parametrize("library", mpi_ranks.LIBRARIES)
+def test_values_of_mpi_are_those_of_its_libraries(library: str) -> None:
+    ended = mpi_ranks.run(library, 3, (PROGRAMS / "like_mpi.py").read_text())
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has checked everything") == 3
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])

@@ -22,7 +22,7 @@ def vector(*layout):
 
 # By name: the call, and its error: a class of Python, or of MPI.
 WRONG = {
-    "rank is no integer": (lambda: comm.Send(X, 1.0), TypeError),
+    "rank is no number": (lambda: comm.Send(X, "1"), TypeError),
     "there is no such rank": (lambda: comm.Isend(X, 7), MPI.ERR_RANK),
     "nobody has this rank": (lambda: comm.Irecv(OUT, -5), MPI.ERR_RANK),
     "tag is no integer": (lambda: comm.Recv(OUT, peer, "x"), TypeError),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.calls.ready import Native
 from unisono.compat.mpi4py.memory.access import IN_PLACE
@@ -42,7 +42,7 @@ def _is_in_place(buf: Any) -> bool:
 
 def checked_root(state: Any, root: int) -> int:
     """Return the root; raises `Exception` if there is no such rank."""
-    rank = index(root)
+    rank = whole(root)
     if not 0 <= rank < state.size:
         raise fail("ERR_ROOT", f"root {rank} is not a rank of a communicator of {state.size}")
     return rank
@@ -55,8 +55,8 @@ def barrier(state: Any) -> Any:
 
 def bcast(state: Any, buf: Any, root: int = 0) -> Any:
     """Copy the elements of the root to all ranks."""
-    is_root = checked_root(state, root) == state.rank
-    array, store = (elements_of(buf), no_store) if is_root else target_in(buf)
+    root = checked_root(state, root)
+    array, store = (elements_of(buf), no_store) if root == state.rank else target_in(buf)
     return Native(state.native.broadcast, (array, root), {"out": array} if array.flags.writeable else {}, store)
 
 
@@ -75,7 +75,8 @@ def _moved(method: Any, args: tuple[Any, ...], sendbuf: Any, recvbuf: Any, sent:
 
 def gather(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Collect the elements of all ranks on the root."""
-    if checked_root(state, root) != state.rank:
+    root = checked_root(state, root)
+    if root != state.rank:
         return Native(state.native.gather, (elements_of(sendbuf), root), {})
     return _collected(state, state.native.gather, sendbuf, recvbuf, root)
 
@@ -109,7 +110,8 @@ def allgather(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
 
 def scatter(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Send each rank its share of the elements of the root."""
-    is_root, method = checked_root(state, root) == state.rank, state.native.scatter
+    root, method = checked_root(state, root), state.native.scatter
+    is_root = root == state.rank
     call = _moved(method, (root,), sendbuf, recvbuf, state.size, 1) if is_root else None
     if call is not None:
         return call
@@ -139,7 +141,8 @@ def alltoall(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
 
 def gatherv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Collect elements of all ranks on the root, which alone knows the counts."""
-    if checked_root(state, root) != state.rank:
+    root = checked_root(state, root)
+    if root != state.rank:
         return Native(state.native.gatherv, (elements_of(sendbuf), None, root), {"counts_at_root": True})
     x, counts, out, store = _collected_parts(state, sendbuf, recvbuf)
     return Native(state.native.gatherv, (x, counts, root), {"out": out, "counts_at_root": True}, store)
@@ -163,7 +166,8 @@ def scatterv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Send each rank its share of the elements of the root, which alone knows the counts."""
     x: Any = None
     counts: Any = None
-    if checked_root(state, root) == state.rank:
+    root = checked_root(state, root)
+    if root == state.rank:
         x, counts = _sent_parts(sendbuf, state.size)
     if x is not None and _is_in_place(recvbuf):
         start = sum(counts[:root])
@@ -274,8 +278,8 @@ def _folded(op: OpState, parts: Sequence[Any], block: Block) -> Any:
 
 def _gathered(state: Any, op: OpState, source: Block, take: Callable[[Any], None], which: Any) -> Any:
     """Return the call that gathers the elements, and takes the combination of those that `which` chooses."""
+    check_operation(op, source)
     mine = np.ascontiguousarray(source.elements())
-    check_operation(op, mine.dtype)
     raw = mine.view(_u1).copy()
     everything = np.empty(raw.size * state.size, _u1)
 
@@ -285,6 +289,13 @@ def _gathered(state: Any, op: OpState, source: Block, take: Callable[[Any], None
             take(_folded(op, parts, source))
 
     return Native(state.native.allgather, (raw,), {"out": everything}, finish)
+
+
+def store_part(target: Block, start: int, count: int, result: Any) -> None:
+    """Store the elements from `start` on of an array of `count` elements, which may be several numbers each."""
+    if count:
+        units = result.size // count
+        target.store_elements(result[start * units : (start + target.count) * units])
 
 
 def allreduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
@@ -329,8 +340,8 @@ def _check_counts(source: Block, target: Block) -> None:
 
 def reduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> Any:
     """Combine the elements of all ranks on the root."""
-    operation = op_of(op)
-    if checked_root(state, root) == state.rank:
+    operation, root = op_of(op), checked_root(state, root)
+    if root == state.rank:
         return _reduced(state, "reduce", sendbuf, recvbuf, operation, slice(None), (root,))
     spec = recvbuf if _is_in_place(sendbuf) else sendbuf
     x = plain_numbers(spec)
@@ -378,10 +389,7 @@ def _reduced_parts(
     if source.layout.dtype != target.layout.dtype:
         raise ValueError("the send and receive buffers have different datatypes")
     if not has_native(operation, source):
-        start = sum(counts[: state.rank])
-
-        def take(result: Any) -> None:
-            target.store_elements(result[start : start + target.count])
+        take = functools.partial(store_part, target, sum(counts[: state.rank]), source.count)
 
         return _gathered(state, operation, source, take, slice(None))
     x, out = source.array(), target.target()

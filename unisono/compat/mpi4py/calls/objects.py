@@ -36,7 +36,8 @@ class ObjectCalls:
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of the root."""
         state = self._collective("bcast")
-        is_root = checked_root(state, root) == state.rank
+        root = checked_root(state, root)
+        is_root = root == state.rank
         data = state.native.broadcast_object(_dumped(obj) if is_root else None, root)
         return obj if is_root else pickle.loads(data)
 
@@ -51,8 +52,8 @@ class ObjectCalls:
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
         """Return this rank's object of a list of the root."""
         state = self._collective("scatter")
-        data = None
-        if checked_root(state, root) == state.rank:
+        data, root = None, checked_root(state, root)
+        if root == state.rank:
             data = [_dumped(each) for each in _items(sendobj, state.size)]
         return pickle.loads(state.native.scatter_object(data, root))
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from operator import index
 
+from unisono.compat.mpi4py.base.arguments import whole
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.calls.request import PersistentState, RequestState
 from unisono.transports.contracts.transport import ANY_OBJECT_TAG, FIRST_RESERVED_TAG
@@ -28,11 +28,11 @@ def check_parts(count: int, parts: int, tag: int) -> None:
         ValueError: the parts have different lengths.
         Exception: there cannot be so many parts, or the tag is too high.
     """
-    if index(parts) < 1:
+    if whole(parts) < 1:
         raise fail("ERR_ARG", f"a message cannot have {parts} partitions: pass 1 or more")
     if count % parts:
         raise ValueError(f"message: {count} elements cannot be shared out to {parts} partitions")
-    if not 0 <= index(tag) <= _MOST_TAG:
+    if not 0 <= whole(tag) <= _MOST_TAG:
         raise fail("ERR_TAG", f"tag {tag} of a partitioned message is not from 0 to {_MOST_TAG}")
 
 
@@ -41,13 +41,13 @@ class Parts(PersistentState):
 
     def __init__(self, start: Callable[[], RequestState], parts: int) -> None:
         super().__init__(start)
-        self._parts = index(parts)
+        self._parts = whole(parts)
 
     def checked(self, part: int) -> int:
         """Return the number of a part; raises `Exception` if there is none of this number."""
-        if not 0 <= index(part) < self._parts:
+        if not 0 <= whole(part) < self._parts:
             raise fail("ERR_ARG", f"partition {part} is not one of the {self._parts} of the message")
-        return index(part)
+        return whole(part)
 
 
 class ReceivedParts(Parts):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from operator import index
 from typing import Any
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole
 from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, MOST_TAG, PROC_NULL
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
@@ -33,7 +33,7 @@ _IRECV_NBYTES = 1 << 20
 
 def _to(state: Any, dest: int, tag: int) -> tuple[int | None, int]:
     """Return the checked rank to send to, None for `PROC_NULL`, and the checked tag."""
-    rank, number = index(dest), index(tag)
+    rank, number = whole(dest), whole(tag)
     if not 0 <= number <= MOST_TAG:
         raise fail("ERR_TAG", f"tag {number} is not from 0 to {MOST_TAG}")
     if rank == PROC_NULL:
@@ -45,7 +45,7 @@ def _to(state: Any, dest: int, tag: int) -> tuple[int | None, int]:
 
 def _from(state: Any, source: int, tag: int) -> tuple[Any, Any]:
     """Return the checked source and tag, each None for any; the source is `PROC_NULL` for nobody."""
-    rank, number = index(source), index(tag)
+    rank, number = whole(source), whole(tag)
     if number != ANY_TAG and not 0 <= number <= MOST_TAG:
         raise fail("ERR_TAG", f"tag {number} is not from 0 to {MOST_TAG}")
     if rank not in {ANY_SOURCE, PROC_NULL} and not 0 <= rank < state.peers:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole_numbers
 from unisono.compat.mpi4py.base.constants import (
     CONGRUENT,
     CONSTANTS,
@@ -142,6 +143,7 @@ class CommState(State):
             self.universe.close(self._whole)
 
 
+@whole_numbers
 class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCalls, Hinted):
     """A communicator."""
 
@@ -303,6 +305,7 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCal
     is_topo = property(lambda self: self._live.topology is not None, doc="Whether there is a topology.")
 
 
+@whole_numbers
 class Intracomm(Comm):
     """A communicator of one group."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole, whole_numbers
 from unisono.compat.mpi4py.base.constants import ANY_TAG, CONSTANTS, PROC_NULL
 from unisono.compat.mpi4py.base.errors import Exception as MpiException, fail, translating
 from unisono.compat.mpi4py.base.handles import ERRORS_RETURN, Errhandler, Handle, Handled, State, constant
@@ -241,6 +242,7 @@ class _Handlers:
     later = ERRORS_RETURN._state
 
 
+@whole_numbers
 class File(Handle, Handled, Hinted, Shared):
     """A file that all ranks of a communicator read and write."""
 
@@ -430,7 +432,7 @@ def _methods(kind: str, pointer: str) -> dict[str, Callable[..., Any]]:
 
 
 def _with_offset(method: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, offset, buf, *args, **kwargs: method(self, buf, *args, offset=offset, **kwargs)
+    return lambda self, offset, buf, *args, **kwargs: method(self, buf, *args, offset=whole(offset), **kwargs)
 
 
 def _add_method(name: str, method: Callable[..., Any], doc: str) -> None:

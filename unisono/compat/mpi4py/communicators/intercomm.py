@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from unisono import Communicator
+from unisono.compat.mpi4py.base.arguments import whole_arguments, whole_numbers
 from unisono.compat.mpi4py.base.constants import PROC_NULL, ROOT, UNDEFINED
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.world import Universe, own_number, own_universe
@@ -22,7 +23,7 @@ from unisono.compat.mpi4py.communicators.comm import CLASSES, Comm, CommState, I
 from unisono.compat.mpi4py.memory.buffers import Block, no_store, simple, vector, vector_w
 from unisono.compat.mpi4py.memory.datatype import BYTE
 from unisono.compat.mpi4py.values.group import Group
-from unisono.compat.mpi4py.values.op import SUM, combine, function_of, op_of
+from unisono.compat.mpi4py.values.op import SUM, check_operation, combine, function_of, op_of
 from unisono.compat.mpi4py.values.pickles import pickle
 
 # The kind of intercommunicators in `CLASSES`.
@@ -107,6 +108,7 @@ class BridgedState(CommState):
         return [(rank, block) for rank in range(self.peers)]
 
 
+@whole_arguments
 @translating
 def _joined(self: Any, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
     """Return a communicator to another group, whose leader is a rank of `peer_comm`. All are processes of this job."""
@@ -119,6 +121,7 @@ def _joined(self: Any, local_leader: int, peer_comm: Any, remote_leader: int, ta
     return Intercomm._of(BridgedState(state.members, self.bcast(remote, local_leader)))
 
 
+@whole_numbers
 class Intercomm(Comm):
     """A communicator between two groups."""
 
@@ -287,19 +290,20 @@ def _exchanging(blocks: Any) -> Any:
 
 def _folded(state: BridgedState, source: Block, op: Any, take: Callable[[Any], None]) -> tuple[_Blocks, Any]:
     """Return the blocks for elements of the other group, and the function that takes their combination."""
-    operation = op_of(op)
-    arriving = [np.empty(source.nbytes, np.uint8) for _ in range(state.peers)]
+    operation, like = op_of(op), source.elements()
+    check_operation(operation, source)
+    arriving = [np.empty(like.nbytes, np.uint8) for _ in range(state.peers)]
 
     def finish() -> None:
-        parts = [each.view(source.layout.dtype or np.uint8) for each in arriving]
+        parts = [each.view(like.dtype) for each in arriving]
         take(functools.reduce(lambda left, right: combine(operation, left, right, source), parts))
 
     return [(rank, Block(each, BYTE._state, each.size)) for rank, each in enumerate(arriving)], finish
 
 
 def _raw(block: Block) -> Block:
-    """Return the data of a block as bytes."""
-    data = block.array().view(np.uint8)
+    """Return the elements of a block for a reduction as bytes."""
+    data = np.ascontiguousarray(block.elements()).view(np.uint8)
     return Block(data, BYTE._state, data.size)
 
 
@@ -319,11 +323,9 @@ def _allreduce(state: BridgedState, sendbuf: Any, recvbuf: Any, op: Any = SUM) -
 def _reduce_scatter(state: BridgedState, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> Native:
     source, target = simple(sendbuf), simple(recvbuf, writable=True)
     counts = state.native.allgather_object(target.count) if recvcounts is None else list(recvcounts)
-    start, whole = sum(counts[: state.rank]), source.part(0, sum(counts))
+    whole = source.part(0, sum(counts))
     target = target.part(0, counts[state.rank])
-
-    def take(result: Any) -> None:
-        target.store_elements(result[start : start + target.count])
+    take = functools.partial(collectives.store_part, target, sum(counts[: state.rank]), whole.count)
 
     return state.exchange(state.everyone(_raw(whole)), *_folded(state, whole, op, take))
 
@@ -352,7 +354,7 @@ _CALLS: dict[str, Any] = {
 }
 for _name, _call in _CALLS.items():
     _call.__doc__ = f"{(collectives.ARGUMENTS[_name].__doc__ or '').rstrip('.')}, between the two groups."
-    add_collective(Intercomm, _name, _call)
+    add_collective(Intercomm, _name, whole_arguments(_call))
 CLASSES[_INTER] = Intercomm
 _joined.__name__ = _joined.__qualname__ = "Create_intercomm"
 Intracomm.Create_intercomm = _joined  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.compat import mpi4py as package
+from unisono.compat.mpi4py.base.arguments import whole_numbers
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.base.handles import Handle, Handled, State, constant
 from unisono.compat.mpi4py.base.world import Init_thread, native_world, own_number, own_universe
@@ -39,6 +40,7 @@ class _SessionState(State):
     buffer: Any = None
 
 
+@whole_numbers
 class Session(Handle, Handled, Buffering):
     """A session, which gives groups by the names of process sets."""
 

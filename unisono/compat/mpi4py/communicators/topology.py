@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 import unisono
+from unisono.compat.mpi4py.base.arguments import whole_arguments, whole_numbers
 from unisono.compat.mpi4py.base.constants import CONSTANTS, PROC_NULL, UNDEFINED
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.calls.collectives import concatenated, numbers_of, target_of
 from unisono.compat.mpi4py.calls.ready import Native
 from unisono.compat.mpi4py.communicators.comm import CLASSES, COMM_NULL, CommState, Intracomm, add_collective, handle_of
+from unisono.compat.mpi4py.memory.access import integer
 from unisono.compat.mpi4py.memory.buffers import Block, simple, vector, vector_w
 from unisono.compat.mpi4py.values.info import INFO_NULL
 from unisono.compat.mpi4py.values.pickles import pickle
@@ -46,7 +48,7 @@ class _Graph:
     kind = CONSTANTS["GRAPH"]
 
     def __init__(self, index: Sequence[int], edges: Sequence[int]) -> None:
-        self.index, self.edges = list(index), list(edges)
+        self.index, self.edges = [integer(each) for each in index], [integer(each) for each in edges]
 
     def of(self, rank: int) -> list[int]:
         """Return the neighbours of a rank."""
@@ -218,6 +220,7 @@ for _prepare in (neighbor_allgather, neighbor_allgatherv, neighbor_alltoall, nei
     add_collective(Topocomm, _prepare.__name__.capitalize(), _prepare)
 
 
+@whole_numbers
 class Cartcomm(Topocomm):
     """A communicator whose ranks form a grid."""
 
@@ -276,6 +279,7 @@ class Cartcomm(Topocomm):
     coords = property(lambda self: self.Get_topo()[2], doc="The coordinates of this rank.")
 
 
+@whole_numbers
 class Graphcomm(Topocomm):
     """A communicator whose ranks form a graph that all of them know."""
 
@@ -329,6 +333,7 @@ class Distgraphcomm(Topocomm):
 CLASSES.update({_Grid.kind: Cartcomm, _Graph.kind: Graphcomm, _DistGraph.kind: Distgraphcomm})
 
 
+@whole_arguments
 def Compute_dims(nnodes: int, dims: Any) -> list[int]:
     """Return the dimensions of a grid of ranks, as equal as possible; those that are not 0 stay as they are."""
     try:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, SupportsIndex, TypeVar
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole, whole_numbers
 from unisono.compat.mpi4py.base.constants import CONSTANTS, PROC_NULL
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Attributed, Handle, Handled, Named, State, constant
@@ -28,7 +29,7 @@ from unisono.compat.mpi4py.memory.buffers import Block, simple
 from unisono.compat.mpi4py.memory.datatype import TypeState, datatype_of
 from unisono.compat.mpi4py.values.group import Shared
 from unisono.compat.mpi4py.values.info import INFO_NULL, Hinted
-from unisono.compat.mpi4py.values.op import OPS, OpState, combine, op_of
+from unisono.compat.mpi4py.values.op import OPS, OpState, check_operation, combine, op_of
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 
@@ -212,6 +213,7 @@ def _accumulate(
 
 def _guarded(state: WinState, origin: Block, place: _Place, op: OpState, result: Block | None) -> None:
     """Carry an accumulate out by a get and a put, while this rank holds the target's lock of the guard."""
+    check_operation(op, origin)
     mine = origin.elements()
     at = place.span() if mine.dtype.names else place.at()
     state.settle()
@@ -233,6 +235,7 @@ def _single(**blocks: Block) -> None:
             raise ValueError(f"{name} must be one element of {first.layout.size} bytes, not {block.nbytes} bytes")
 
 
+@whole_numbers
 class Win(Handle, Named, Attributed, Handled, Hinted, Shared):
     """A window: memory of all ranks of a communicator that each of them accesses by itself."""
 
@@ -492,7 +495,7 @@ _ENDS = {
 def _ending(name: str) -> Any:
     @_synchronizing
     def end(self: Win, rank: int | None = None) -> None:
-        self._synchronize(name.lower(), *(() if rank is None else (rank,)))
+        self._synchronize(name.lower(), *(() if rank is None else (whole(rank),)))
 
     end.__name__ = end.__qualname__ = name
     end.__doc__ = _ENDS[name]

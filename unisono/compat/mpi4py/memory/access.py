@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole_arguments
+
 _u1 = np.dtype(np.uint8)
 
 
@@ -249,6 +251,7 @@ def Get_address(location: Any) -> int:
     return int(memory.ctypes.data)
 
 
+@whole_arguments
 def Alloc_mem(size: int, info: Any = None) -> buffer:
     """Return new memory of this many bytes."""
     return buffer.allocate(size)
@@ -259,11 +262,13 @@ def Free_mem(mem: buffer) -> None:
     mem.release()
 
 
+@whole_arguments
 def Aint_add(base: int, disp: int) -> int:
     """Return the address that is `disp` bytes behind `base`."""
     return (base + disp + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
+@whole_arguments
 def Aint_diff(addr1: int, addr2: int) -> int:
     """Return the number of bytes from the second address to the first."""
     return (addr1 - addr2 + (1 << 63)) % (1 << 64) - (1 << 63)

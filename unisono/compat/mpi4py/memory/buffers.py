@@ -41,7 +41,8 @@ def code_of(obj: Any) -> str:
     if isinstance(obj, np.ndarray):
         if not obj.dtype.isnative:
             raise BufferError("the bytes of the array are not in the order of this machine")
-        return obj.dtype.char if obj.dtype.char in CODES else obj.dtype.str.lstrip("<>|=")
+        by_char = obj.dtype.kind not in "SU" and obj.dtype.char in CODES  # the character tells no length of strings
+        return obj.dtype.char if by_char else obj.dtype.str.lstrip("<>|=")
     try:
         code = memoryview(obj).format
     except TypeError:
@@ -107,16 +108,22 @@ class Block:
             self.memory[self.layout.positions(count, self.origin)[: data.size]] = data
 
     def elements(self) -> Any:
-        """Return the elements as an array of the numpy dtype of the layout, for reductions; a copy if packed."""
+        """Return the elements as an array for reductions; a copy if packed.
+
+        The dtype is that of the numbers of the layout: characters are integers, and bytes stand for numbers of
+        several kinds.
+        """
         dtype = self.layout.dtype
         if dtype is None:
-            raise KeyError("a reduction needs a datatype of numbers of one kind")
+            return self.array()
+        if dtype.kind == "S":
+            return self.array().view(np.int8)
         if dtype.itemsize == self.layout.extent and dtype.names:
             return self.memory[self.origin : self.origin + self.count * dtype.itemsize].view(dtype)
         return self.array().view(dtype)
 
     def store_elements(self, elements: Any) -> None:
-        """Copy elements of the numpy dtype of the layout, as `elements` returns them, to the memory."""
+        """Copy elements to the memory, as `elements` returns them."""
         data = np.ascontiguousarray(elements)
         if data.dtype.names:
             self.memory[self.origin : self.origin + data.nbytes] = data.view(_u1)

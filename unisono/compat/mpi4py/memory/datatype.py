@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole_numbers
 from unisono.compat.mpi4py.base.constants import CONSTANTS
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.base.handles import Attributed, Handle, Named, State, constant
@@ -105,6 +106,7 @@ def _ones(size: int) -> Callable[[], np.ndarray[Any, Any]]:
     return lambda: np.array([size])
 
 
+@whole_numbers
 class Datatype(Handle, Named, Attributed):
     """The layout of elements in memory."""
 
@@ -398,11 +400,11 @@ class Datatype(Handle, Named, Attributed):
         return self.Pack_size(count, None)
 
     def _count_in(self, memory: Any) -> int:
-        low, high = self._live.true_bounds
-        extent = self._live.extent
+        """Return the number of elements in memory: all of them have their extent and their data there."""
+        extent, high = self._live.extent, self._live.true_bounds[1]
         if not self._live.size:
             return 0
-        return int(max(0, (memory.size - (high - low)) // extent + 1)) if extent > 0 else 1
+        return int(max(0, min(memory.size, memory.size - high + extent) // extent)) if extent > 0 else 1
 
     def _pack(self, source: Any, target: Any, position: int) -> int:
         count = self._count_in(source)

@@ -8,6 +8,7 @@ from typing import Any
 from unisono.compat.mpi4py.base.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
+from unisono.compat.mpi4py.memory.access import integer
 
 
 class GroupState(State):
@@ -26,7 +27,8 @@ class Group(Handle):
 
     @classmethod
     def _with(cls, members: Sequence[int]) -> Any:
-        return cls._of(GroupState(members))
+        members = tuple(members)
+        return cls._of(GroupState(members) if members else GROUP_EMPTY._state)
 
     def Get_size(self) -> int:
         """Return the number of members."""
@@ -52,6 +54,7 @@ class Group(Handle):
         return [PROC_NULL if rank == PROC_NULL else index.get(mine[self._rank(rank)], UNDEFINED) for rank in ranks]
 
     def _rank(self, rank: int) -> int:
+        rank = integer(rank)
         if not 0 <= rank < self.Get_size():
             raise fail("ERR_RANK", f"{rank} is not a rank of a group of {self.Get_size()}")
         return rank

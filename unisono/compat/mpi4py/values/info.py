@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from unisono.compat.mpi4py.base.arguments import whole_numbers
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 
@@ -19,6 +20,7 @@ class InfoState(State):
         self.items = dict(items or {})
 
 
+@whole_numbers
 class Info(Handle):
     """A dictionary of texts."""
 

@@ -138,6 +138,7 @@ class Op(Handle):
         left, right = simple(inbuf), simple(inoutbuf, writable=True)
         if (left.count, left.layout.dtype) != (right.count, right.layout.dtype):
             raise ValueError("the two buffers have different counts or datatypes")
+        check_operation(self._live, right)
         right.store_elements(combine(self._live, left.elements(), right.elements(), right))
 
 
@@ -156,18 +157,40 @@ def combine(op: OpState, left: Any, right: Any, block: Block) -> Any:
     """Return the combination of two arrays of elements of a block's layout."""
     from unisono.compat.mpi4py.memory.datatype import NAMED, Datatype
 
-    name = block.layout.constant
-    datatype = NAMED[name] if name in NAMED else Datatype._of(block.layout)
-    return op.combine(left, right, datatype) if right.size else right
+    layout = block.layout
+    datatype = NAMED[layout.constant] if layout.constant in NAMED else Datatype._of(layout)
+    if not right.size:
+        return right
+    if op.function is None or layout.is_dense or right.dtype.names:
+        return op.combine(left, right, datatype)
+    return _combine_apart(op, left, right, layout, datatype)
 
 
-def check_operation(op: OpState, dtype: Any) -> None:
-    """Raise `Exception` if a predefined operation does not combine elements of a dtype of numpy."""
-    if op.function is None and not dtype.names:
-        try:
-            op.on_arrays(np.empty(0, dtype), np.empty(0, dtype))
-        except (TypeError, IndexError):
-            raise fail("ERR_OP", f"{op.name} does not combine elements of {dtype}") from None
+def _combine_apart(op: OpState, left: Any, right: Any, layout: Any, datatype: Any) -> Any:
+    """Return what a function of the program makes of packed elements, in memory where they lie apart."""
+    count = right.nbytes // layout.size
+    low, high = layout.span(count)
+    places = layout.positions(count, max(-low, 0))
+    memory = np.zeros((2, max(count * layout.extent, high - min(low, 0))), np.uint8)
+    for row, packed in zip(memory, (left, right), strict=True):
+        row[places] = packed.view(np.uint8)
+    return op.combine(memory[0], memory[1], datatype)[places].view(right.dtype)
+
+
+def check_operation(op: OpState, block: Block) -> None:
+    """Raise `Exception` if a predefined operation does not combine the elements of a block."""
+    if op.function is not None or op.constant in {"REPLACE", "NO_OP"}:
+        return
+    dtype = block.layout.dtype
+    if dtype is None or dtype.kind == "U":
+        raise fail(
+            "ERR_OP", f"{op.name} does not combine elements of the datatype {block.layout.name or 'of the program'}"
+        )
+    none = np.empty(0, np.int8 if dtype.kind == "S" else dtype)
+    try:
+        op.on_arrays(none, none)
+    except (TypeError, IndexError):
+        raise fail("ERR_OP", f"{op.name} does not combine elements of {dtype}") from None
 
 
 def op_of(op: Any) -> OpState:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from unisono.compat.mpi4py.base.arguments import whole_numbers
 from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, UNDEFINED
 from unisono.compat.mpi4py.memory.datatype import BYTE
 
 _FIELDS = ("source", "tag", "error")
 
 
+@whole_numbers
 class Status:
     """The description of a message that has been received or probed."""
 
