@@ -154,6 +154,37 @@ def test_a_member_that_has_lost_the_quorum_enters_again_and_keeps_the_newest_sta
         assert "end 6 [6.0, 6.0]" in output, outputs
 
 
+# "B" is stopped, so it answers nothing, and its host keeps its connections open.
+STOPPED = """
+with un.Swarm(places, **{**settings, "heartbeat_timeout_s": 2.0, "quorum_timeout_s": 1.0, "timeout_s": 600.0}) as swarm:
+    while not (has_mark(folder, "A has both again") and has_mark(folder, "B has both again")):
+        has_stopped = has_mark(folder, "A has lost the quorum")
+        try:
+            total = int(swarm.allreduce(np.ones(1), "sum")[0])
+        except un.QuorumLostError as error:
+            print(error)
+            mark("A has lost the quorum")
+        except un.LeftBehindError:
+            swarm.enter()
+        else:
+            assert total == len(swarm.last_call.contributors)
+            if total == 2:
+                mark(f"{name} has both again" if has_stopped else f"{name} has both")
+"""
+
+
+def test_a_call_ends_when_a_member_is_stopped_and_too_few_are_left_until_it_goes_on(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "AB":
+            swarm.start(name, STOPPED)
+        swarm.await_marks("A has both", "B has both")
+        swarm.processes["B"].send_signal(signal.SIGSTOP)
+        swarm.await_marks("A has lost the quorum")
+        swarm.processes["B"].send_signal(signal.SIGCONT)
+        assert "1 of 2 members answer, and 2 are needed to go on: B did not answer for 2 s" in swarm.output("A")
+        swarm.output("B")
+
+
 # "C" dies after the first phase of a call. "A" has the result of that call and "B" has lost it. So "B" must get the sum
 # of all three members from "A".
 SUM_OF_ONE = """

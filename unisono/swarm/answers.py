@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import UnisonoError
 from unisono.foundation.deadlines import Deadline
 from unisono.foundation.json_checks import checked
-from unisono.swarm.communicators import close_quietly
+from unisono.swarm.communicators import abort_quietly, close_quietly
 from unisono.swarm.membership import EXPELLED, Membership, in_background
 from unisono.swarm.views import View, ballot_of, bars_fields, bars_of, member_of, view_fields, view_of
 
@@ -114,9 +113,7 @@ class Answers:
             state.is_frozen = state.is_frozen or promise.is_given
             comm = state.comm if promise.is_given and state.call is not None else None
             state.changed.notify_all()
-        if comm is not None:
-            with contextlib.suppress(UnisonoError):
-                comm.abort("the members of the swarm change")
+        abort_quietly(comm, "the members of the swarm change")
         accepted = promise.accepted and {
             "ballot": promise.accepted[0]._asdict(),
             "view": view_fields(promise.accepted[1]),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from unisono.collectives.bootstrap.init import join_world
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, SingleRank, StoreRendezvous
+from unisono.errors import UnisonoError
 from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
 from unisono.swarm.routes import Routes
@@ -111,6 +112,13 @@ def _at_store(
         connect=connect,
     )
     return StoreRendezvous(store, rank, size, key, limit_s)
+
+
+def abort_quietly(comm: Communicator | None, why: str) -> None:
+    """Let all calls on a communicator fail, if there is one and it has not ended."""
+    if comm is not None:
+        with contextlib.suppress(UnisonoError):
+            comm.abort(why)
 
 
 def close_quietly(comm: Communicator, in_background: Callable[[Callable[[], None]], object]) -> None:

@@ -47,7 +47,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.foundation.json_checks import checked
 from unisono.swarm.agreement import Acceptor, quorum_of
 from unisono.swarm.calls import SwarmCall
-from unisono.swarm.communicators import close_quietly, meet
+from unisono.swarm.communicators import abort_quietly, close_quietly, meet
 from unisono.swarm.links import Caller, RefusedError
 from unisono.swarm.pace import Pace
 from unisono.swarm.peers import Peers
@@ -152,6 +152,16 @@ class Membership:
             self.gone = f"this process has left the swarm after an error: {error.message}"
         if view is not None:
             self.tell(view.members, {"do": "expel", "member": self.me.id})
+
+    def fail_call(self, why: str) -> None:
+        """Let the call in progress fail in the present view, because it could wait for a silent member for long."""
+        with self.changed:
+            comm = None if self.call is None or self.failure else self.comm
+            if comm is None:
+                return
+            self.failure = why
+            self.changed.notify_all()
+        in_background(partial(abort_quietly, comm, why))
 
     def quorum(self) -> int:
         """Return how many members of the present view must answer, so that it goes on."""

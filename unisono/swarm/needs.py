@@ -56,19 +56,20 @@ class Needs:
             has_failed: whether the last change has failed. Then members that other members cannot reach do not stay.
         """
         state = self._state
-        lost = state.peers.lost()
         out = self.ended() | state.leaving
         if has_failed:  # other members cannot reach the suspects, although the suspects answer this member
             out |= state.suspects
         staying = tuple(member for member in view.members if member.id not in out)
-        answering = [member for member in view.members if member.id not in lost]
         joiners = self._joiners(view)
         is_urgent = bool(state.failure or state.is_frozen or len(staying) < len(view.members))
         if state.me.id in state.expelled or not (is_urgent or joiners) or not staying:
             return None
-        if len(answering) < quorum_of(len(view.members), state.settings.min_size):
-            return None
-        return Need(staying, joiners, is_urgent)
+        return Need(staying, joiners, is_urgent) if self.has_quorum(view) else None
+
+    def has_quorum(self, view: View) -> bool:
+        """Return whether enough members answer, so that they can choose the next view."""
+        answering = set(view.ids) - self._state.peers.lost()
+        return len(answering) >= quorum_of(len(view.members), self._state.settings.min_size)
 
     def ended(self) -> frozenset[str]:
         """Return the ids of members that make no further call: they are lost, expelled or slow, or have left."""

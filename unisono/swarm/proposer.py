@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.foundation.json_checks import checked
 from unisono.swarm.agreement import Promise, proposal, quorum_of
 from unisono.swarm.answers import Answers
-from unisono.swarm.communicators import serve_store
+from unisono.swarm.communicators import abort_quietly, serve_store
 from unisono.swarm.links import RefusedError, Reply
 from unisono.swarm.membership import EXPELLED, Membership
 from unisono.swarm.needs import Need, Needs
@@ -87,6 +86,8 @@ class Proposer:
             need = self._need(view)
             if need is None:
                 self._needed_since, self._failures = None, 0
+                if not self._needs.has_quorum(view):
+                    self._state.fail_call("too few members of the swarm answer")
                 return
             now = time.monotonic()
             self._needed_since = now if self._needed_since is None else self._needed_since
@@ -276,9 +277,7 @@ class Proposer:
         """End the calls of all members on the communicator of a candidate, because one member does not take part."""
         with self._state.changed:
             _, comm = self._state.candidates.get(candidate.id, (None, None))
-        if comm is not None:
-            with contextlib.suppress(UnisonoError):
-                comm.abort("a member could not take part in passing a result on")
+        abort_quietly(comm, "a member could not take part in passing a result on")
 
     def _drop(self, candidate: View) -> None:
         lost = self._state.peers.lost()
