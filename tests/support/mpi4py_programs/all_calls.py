@@ -160,6 +160,29 @@ def messages() -> None:
     assert not comm.Iprobe()
 
 
+def waits_for_some() -> None:
+    """A token goes around, so that each wait but the first begins before its message has been sent."""
+    comm.Barrier()  # a probe for all messages comes before
+    waits = {
+        MPI.Request.Waitany: lambda index: index,
+        MPI.Request.Waitsome: lambda indices: indices[0],
+        MPI.Request.waitany: lambda found: found[0],
+        MPI.Request.waitsome: lambda found: found[0][0],
+    }
+    for number, (wait, first) in enumerate(waits.items()):
+        token, never = np.zeros(1), np.zeros(1)
+        requests = [comm.Irecv(never, left, 99), comm.Irecv(token, left, number)]
+        if rank == 0:
+            comm.Send(np.ones(1), right, number)
+        assert first(wait(requests)) == 1
+        assert token[0] == 1
+        if rank != 0:
+            comm.Send(token, right, number)
+        assert not requests[1]
+        requests[0].Cancel()
+        requests[0].Wait()
+
+
 def communicators() -> None:
     half = comm.Split(rank % 2, key=-rank)
     assert half.size == (2 if rank % 2 == 0 else 1)
@@ -292,6 +315,17 @@ def files() -> None:
     assert not os.path.exists(path)
 
 
-for check in (objects, structures, synchronous_sends, buffers, messages, communicators, values, windows, files):
+for check in (
+    objects,
+    structures,
+    synchronous_sends,
+    buffers,
+    messages,
+    waits_for_some,
+    communicators,
+    values,
+    windows,
+    files,
+):
     check()
 print(f"rank {rank} has checked everything")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -15,6 +16,9 @@ from unisono.compat.mpi4py.base.errors import called_back, fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.memory.access import BUFFER_AUTOMATIC, memory_of
 from unisono.compat.mpi4py.values.status import Status, empty_status
+
+# A wait for one of several requests sleeps this long between two checks.
+_POLL_S = 0.0002
 
 
 class RequestState(State):
@@ -415,8 +419,8 @@ def _active(requests: Sequence[Request]) -> tuple[list[int], list[Any]]:
 def _await(requests: Sequence[Request]) -> None:
     """Wait until a call of the active requests is done, if there are any."""
     _, states = _active(requests)
-    if states:
-        unisono.wait_some(states)
+    while states and not unisono.test_some(states):
+        time.sleep(_POLL_S)
 
 
 def _extended(statuses: Any, number: int) -> list[Any]:
