@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from unisono.algorithms.catalogue.algorithm import Cost
 from unisono.algorithms.catalogue.composed import COMPOSED
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.catalogue.variants import Variant, parsed
@@ -16,6 +17,7 @@ from unisono.algorithms.composition.phases import Composition, PhaseKind
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.verifier.verify import verify_algorithm
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning.decide import model
 from unisono.tuning.decide.choice import (
     Candidate,
     Choice,
@@ -26,10 +28,17 @@ from unisono.tuning.decide.choice import (
     choose,
     explain,
 )
-from unisono.tuning.decide.model import filling_s, over_lines, predicted_s, segments, usual_path_segments
+from unisono.tuning.decide.model import (
+    filling_s,
+    over_lines,
+    overlapped_s,
+    predicted_s,
+    segments,
+    usual_path_segments,
+)
 from unisono.tuning.decide.senders import senders
 from unisono.tuning.machine.parameters import LINKS, NETWORK, PRIORS, Curve, Link, Parameters
-from unisono.tuning.machine.topology import Topology
+from unisono.tuning.machine.topology import Paths, Ranks, Topology
 from unisono.tuning.simulator.simulate import simulate
 
 ASKED = Question("allreduce", nbytes=1 << 20, size=4, link="shm")
@@ -363,16 +372,26 @@ def test_chosen_composition_is_proved_on_all_ranks() -> None:
         verify_algorithm(ALGORITHMS["allreduce"][choice.algorithm], 6, **dict(choice.params))
 
 
-def inside_s(cost: Cost, nbytes: int) -> float:
-    return predicted_s(cost, nbytes, LINKS["shm"])
-
-
-def across_s(phase: PhaseKind, name: str, levels: Levels, nbytes: int, link: Link) -> float:
-    """Return the seconds of a phase between hosts, whose lines carry what ranks receive too."""
-    cost, by_hosts = over_lines(phase.cost(levels, name)), senders(phase.collective, name, len(levels.hosts))
+def phase_s(phase: PhaseKind, name: str, levels: Levels, nbytes: int, link: str) -> float:
+    """Return the seconds of a phase. Between hosts, lines carry what ranks receive too."""
+    cost = phase.cost(levels, name)
+    if phase.is_inside:
+        return predicted_s(cost, nbytes, LINKS["shm"])
+    cost, by_hosts, far = (
+        over_lines(cost),
+        senders(phase.collective, name, len(levels.hosts)),
+        PRIORS.link(link, NETWORK),
+    )
     at_once = levels.widest[0] if phase.by_all else 1
-    filling = filling_s(cost, nbytes, link, usual_path_segments(cost, nbytes, link))
-    return predicted_s(cost, nbytes, link, at_once=at_once, senders=by_hosts) + filling
+    filling = filling_s(cost, nbytes, far, usual_path_segments(cost, nbytes, far))
+    return predicted_s(cost, nbytes, far, at_once=at_once, senders=by_hosts) + filling
+
+
+def part_s(row: Composition, levels: Levels, names: dict[str, str], link: str, is_inside: bool, nbytes: int) -> float:
+    """Return the seconds of the phases of a composition inside hosts, or of those between hosts, without overlap."""
+    phases = [phase for phase in row.phases if phase.is_inside == is_inside]
+    between_s = predicted_s(row.between(levels), nbytes, LINKS["shm"]) if is_inside else 0.0
+    return between_s + sum(phase_s(phase, names[phase.parameter], levels, nbytes, link) for phase in phases)
 
 
 @bounded
@@ -391,16 +410,12 @@ def test_composition_uses_the_cheapest_declared_phases(
     for ranked in composed(explain(asked)):
         row = ALGORITHMS[collective][ranked.algorithm]
         if ranked.refusal is None:
-            levels = row.levels(hosts, edges[-1])
-            predicted = predicted_s(row.between(levels), nbytes, LINKS["shm"])
+            levels, names = row.levels(hosts, edges[-1]), dict(ranked.phases)
             for phase in row.phases:
-                predicted += min(
-                    inside_s(phase.cost(levels, name), nbytes)
-                    if phase.is_inside
-                    else across_s(phase, name, levels, nbytes, PRIORS.link(link, NETWORK))
-                    for name in phase.algorithms
-                )
-            assert ranked.predicted_s == pytest.approx(predicted)
+                times = {name: phase_s(phase, name, levels, nbytes, link) for name in phase.algorithms}
+                assert times[names[phase.parameter]] == min(times.values())
+            parts = (partial(part_s, row, levels, names, link, is_inside) for is_inside in (True, False))
+            assert ranked.predicted_s == pytest.approx(overlapped_s(*parts, nbytes, ranked.segments))
 
 
 def test_plans_of_chosen_phases_stay_small_at_any_number_of_ranks() -> None:
@@ -454,13 +469,28 @@ def linked(pairs: float) -> TunerState:
     return TunerState(None, Parameters({"shm": NEAR, "tcp": FAR._replace(pairs=pairs)}))
 
 
+class HostsWithCards(Topology):
+    """Hosts whose network cards work beside the cores: messages between hosts have ports of their own at each rank."""
+
+    def _setup(self, *places: Any) -> None:
+        super()._setup(*places)
+        self._cards = len(self.capacities)
+        self.capacities = np.append(self.capacities, self.capacities[: self.first_shared])
+
+    def paths(self, sources: Ranks, targets: Ranks) -> Paths:
+        paths = super().paths(sources, targets)
+        paths.resources[paths.level > 0, :2] += self._cards
+        return paths
+
+
 def predicted_and_simulated(asked: Question, known: TunerState, name: str) -> tuple[float, float]:
     row = candidate(Variant(name), asked, known, None, True)
     assert row.refusal is None
     assert row.predicted_s is not None
-    topology = Topology.of_hosts(asked.hosts, NEAR, known.parameters.links["tcp"])
+    topology = HostsWithCards.of_hosts(asked.hosts, NEAR, known.parameters.links["tcp"])
     params = {**({"hosts": asked.hosts} if row.phases else {}), **dict(row.phases)}
-    return row.predicted_s, simulate(find(asked.collective, name), asked.nbytes, topology, params=params).seconds
+    algorithm = find(asked.collective, name)
+    return row.predicted_s, simulate(algorithm, asked.nbytes, topology, segments=row.segments, params=params).seconds
 
 
 # The allowed relative errors. Bruck and circulant exchange over distances that fit no hosts: some ranks send further
@@ -488,6 +518,51 @@ def test_closed_form_with_one_shared_link_is_near_the_simulation(
     asked = between(hosts, per_host, 1 if collective == "barrier" else nbytes, collective)
     predicted, simulated = predicted_and_simulated(asked, linked(1), name)
     assert predicted == pytest.approx(simulated, rel=CLOSE[collective][name])
+
+
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("collective", "name"),
+    [
+        *(("allreduce", name) for name in ("hierarchical", "full_lane", "rabenseifner", "ring")),
+        *((collective, name) for collective in ("allgather", "reduce_scatter") for name in ("hierarchical", "ring")),
+    ],
+)
+def test_segments_overlap_inside_hosts_and_between_them_as_in_the_simulation(
+    collective: str, name: str, hosts: int, per_host: int
+) -> None:
+    fast = Parameters({"shm": NEAR, "tcp": FAR._replace(pairs=1, per_byte_s=1e-9)})
+    asked = between(hosts, per_host, 16 << 20, collective)
+    predicted, simulated = predicted_and_simulated(asked, TunerState(None, fast), name)
+    assert predicted == pytest.approx(simulated, rel=0.05)
+    whole = replace(asked, segment_nbytes=asked.nbytes)
+    predicted_whole, simulated_whole = predicted_and_simulated(whole, TunerState(None, fast), name)
+    assert predicted_whole == pytest.approx(simulated_whole, rel=0.05)
+    assert predicted_whole > 1.05 * predicted or name == "ring"
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])
+def test_leaders_are_chosen_for_long_vectors_because_their_work_inside_hosts_overlaps(collective: str) -> None:
+    # Across hosts, a ring of 8 ranks sends 7/8 of a vector, and the leaders of 4 hosts send 6/8 of it.
+    for nbytes in (1 << 20, 4 << 20, 16 << 20):
+        assert choose(between(4, 2, nbytes, collective)).algorithm == "hierarchical"
+
+
+@pytest.mark.parametrize(("collective", "flat"), [("broadcast", "binomial"), ("reduce", "binomial")])
+def test_rooted_phases_cost_no_wake_ups_of_ranks_that_wait_for_several_messages(
+    collective: str, flat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def times() -> list[float | None]:
+        questions = (replace(between(2, 8, 8, each), crowd=4.0) for each in (collective, "barrier"))
+        names = [(flat, "hierarchical"), ("hierarchical",)]
+        rows = zip(questions, names, strict=True)
+        return [candidate(Variant(name), asked, linked(1), None, True).predicted_s for asked, of in rows for name in of]
+
+    before = times()
+    monkeypatch.setattr(model, "_WAKE_S", 1.0)
+    *rooted, barrier = times()
+    assert rooted == before[:-1]
+    assert barrier > 1
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 4, 8])

@@ -5,7 +5,7 @@ name comes first, then a decision table if it has times for such calls, and then
 
 The model needs to know which part of an algorithm's cost lies between hosts. For a flat algorithm among consecutive
 ranks, its `Crossing` says so, and how many ranks of a host send there at once, because they may share the host's link.
-A composition knows which of its phases stay inside hosts, and its cost is the sum of its phases. So the fastest
+A composition knows which of its phases stay inside hosts. Its time grows with that of each phase, so the fastest
 algorithm of each phase can be chosen on its own.
 """
 
@@ -35,6 +35,7 @@ from unisono.tuning.decide.model import (
     filling_s,
     incast_s,
     over_lines,
+    overlapped_s,
     predicted_by_rounds_s,
     predicted_s,
     segments,
@@ -620,24 +621,23 @@ def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Cost
 
     All links are of one kind if the hosts are not known, or if there is only one.
     """
+    is_rooted = CONTRACTS[question.collective].has_root
     if len(question.hosts) < 2:
-        is_rooted = question.crowd > 1 and CONTRACTS[question.collective].has_root
         return predicted_s(cost, question.nbytes, costs.far, question.crowd, costs.reduce, is_rooted=is_rooted)
     crossing = _crossing(algorithm, question, params)
     inside, across = split(cost, crossing)
     across = over_lines(across)
-    inside_s = predicted_s(inside, question.nbytes, costs.near, question.crowd, costs.reduce)
-    across_s = predicted_s(
-        across,
-        question.nbytes,
-        costs.far,
-        question.crowd,
-        costs.reduce,
-        crossing.at_once,
-        senders=_senders(algorithm, question),
-    )
     parts = _segments(algorithm, cost, question, costs, params)
-    return inside_s + across_s + filling_s(across, question.nbytes, costs.far, parts)
+    senders = _senders(algorithm, question)
+
+    def inside_s(nbytes: int) -> float:
+        return predicted_s(inside, nbytes, costs.near, question.crowd, costs.reduce, is_rooted=is_rooted)
+
+    def across_s(nbytes: int) -> float:
+        facts = costs.far, question.crowd, costs.reduce, crossing.at_once, is_rooted, senders
+        return predicted_s(across, nbytes, *facts) + filling_s(across, nbytes, costs.far, parts)
+
+    return overlapped_s(inside_s, across_s, question.nbytes, parts)
 
 
 def _senders(algorithm: Algorithm, question: Question) -> float:
@@ -668,16 +668,22 @@ def _composed(
     `named` has the algorithms that are set for phases. For each other phase, the fastest by prediction is chosen.
     """
     levels = algorithm.levels(question.hosts or None, question.size)
-    names: dict[str, str] = {}
-    parts = [algorithm.between(levels)]
-    predicted = predicted_s(parts[0], question.nbytes, costs.near, question.crowd)
+    between = algorithm.between(levels)
+    links = {True: costs.near, False: costs.far}
+    chosen = list[tuple[PhaseKind, str, Cost]]()
     for phase in algorithm.phases:
-        link = costs.near if phase.is_inside else costs.far
         among = (named[phase.parameter],) if phase.parameter in named else phase.algorithms
-        seconds, names[phase.parameter], cost = _fastest(phase, among, levels, question, link)
-        parts.append(cost)
-        predicted += seconds
-    return tuple(names.items()), total(parts), predicted
+        chosen.append((phase, *_fastest(phase, among, levels, question, links[phase.is_inside])))
+    cost = total((between, *(cost for _, _, cost in chosen)))
+
+    def phases_s(is_inside: bool, nbytes: int) -> float:
+        asked, link = replace(question, nbytes=nbytes), links[is_inside]
+        ran = (_phase_s(*each, levels, asked, link) for each in chosen if each[0].is_inside == is_inside)
+        return sum(ran, predicted_s(between, nbytes, link, question.crowd) if is_inside else 0.0)
+
+    parts = _segments(algorithm, cost, question, costs, named) if question.level else 1
+    seconds = overlapped_s(partial(phases_s, True), partial(phases_s, False), question.nbytes, parts)
+    return tuple((phase.parameter, name) for phase, name, _ in chosen), cost, seconds
 
 
 def _composed_factor(algorithm: Composition, question: Question, costs: _Costs, named: Mapping[str, Any]) -> float:
@@ -698,29 +704,34 @@ def _composed_factor(algorithm: Composition, question: Question, costs: _Costs, 
 
 def _fastest(
     phase: PhaseKind, among: Sequence[str], levels: Levels, question: Question, link: Link
-) -> tuple[float, str, Cost]:
-    """Return the predicted seconds, the name and the cost model of the algorithm that is predicted fastest for a phase.
+) -> tuple[str, Cost]:
+    """Return the name and the cost model of the algorithm that is predicted fastest for a phase.
 
     Raises:
         NoAlgorithmError: none of the algorithms has a cost model, so no time can be predicted.
     """
     costs = {name: cost for name in among if (cost := phase.cost(levels, name)) is not None}
-    predicted = {name: _phase_s(phase, name, cost, levels, question, link) for name, cost in costs.items()}
-    if not predicted:
+    if not costs:
         raise NoAlgorithmError(f"cannot predict {phase.parameter}: the costs of {', '.join(among)} are not known")
-    name = min(predicted, key=predicted.__getitem__)
-    return predicted[name], name, costs[name]
+    return min(costs.items(), key=lambda row: _phase_s(phase, row[0], row[1], levels, question, link))
 
 
 def _phase_s(phase: PhaseKind, name: str, cost: Cost, levels: Levels, question: Question, link: Link) -> float:
     """Return the predicted seconds of a phase that an algorithm with this cost runs."""
-    at_once = levels.widest[0] if phase.by_all else 1
+    phase_s = partial(
+        predicted_s,
+        nbytes=question.nbytes,
+        link=link,
+        crowd=question.crowd,
+        at_once=levels.widest[0] if phase.by_all else 1,
+        is_rooted=CONTRACTS[phase.collective].has_root,
+    )
     if phase.is_inside or not question.level:
-        return predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once)
+        return phase_s(cost)
     algorithm, _ = algorithm_named(phase.collective, name)
-    cost, senders = over_lines(cost), _senders(algorithm, question)
-    seconds = predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once, senders=senders)
-    return seconds + filling_s(cost, question.nbytes, link, usual_path_segments(cost, question.nbytes, link))
+    cost = over_lines(cost)
+    filling = filling_s(cost, question.nbytes, link, usual_path_segments(cost, question.nbytes, link))
+    return phase_s(cost, senders=_senders(algorithm, question)) + filling
 
 
 # For each order that a call can ask for, how errors describe it.

@@ -23,6 +23,9 @@ Between hosts, the model adds two terms. Several senders to one host share its l
 (incast); `decide/senders.py` counts them. A path from rank to rank fills segment by segment (filling). Once it is full,
 the rest takes as long as the busiest rank sends.
 
+Segments form a pipeline. So while some segments cross the lines between hosts, ranks copy and combine others inside
+hosts, and the longer of these two parts hides all but one segment of the shorter one.
+
 `machine/parameters.py` holds the costs of links. The simulator (`simulator/`) is more exact and takes longer.
 
 Open questions
@@ -148,6 +151,25 @@ def filling_s(cost: Cost, nbytes: int, link: Link, segments: int) -> float:
     if cost.path is None:
         return 0.0
     return _transfer_s(link, nbytes * max(0, cost.path - cost.sent)) / segments + (segments - 1) * link.overhead_s
+
+
+def overlapped_s(
+    inside_s: Callable[[int], float], across_s: Callable[[int], float], nbytes: int, segments: int
+) -> float:
+    """Return the seconds of a call whose messages inside hosts and between hosts overlap, because it has segments.
+
+    Segments form a pipeline, so ranks copy and combine some segments while others cross the lines between hosts. Only
+    one segment, the first or the last one, takes the shorter part of its way while the other part is idle. With one
+    segment, the two parts add up.
+
+    Args:
+        inside_s: the seconds of the messages inside hosts alone, as a function of the bytes of a vector.
+        across_s: the same for messages between hosts.
+        nbytes: bytes of a vector.
+        segments: the number of segments.
+    """
+    shorter_s, longer_s = sorted((inside_s, across_s), key=lambda part_s: part_s(nbytes))
+    return longer_s(nbytes) + shorter_s(nbytes // segments)
 
 
 def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
