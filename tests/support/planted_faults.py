@@ -393,6 +393,13 @@ FAULTS = (
         ("tests/tuning/test_tuning_table.py", "tests/tuning/test_choice.py"),
     ),
     Fault(
+        "segments_do_not_overlap",
+        "tuning/decide/model.py",
+        "shorter_s(nbytes // segments)",
+        "shorter_s(nbytes)",
+        ("tests/tuning/test_choice.py",),
+    ),
+    Fault(
         "calibrated_bandwidth_of_small_messages",
         "tuning/measure/calibrate.py",
         "per_byte_s=(large_s - small_s) / _LARGE,",

@@ -4,8 +4,9 @@ Two engines run the same schedule (`step_table.py`): `event_model.py` follows ea
 computes all ranks at once. Plans with one lane and one segment use rounds: both engines agree on them where a rank has
 one message at a time, and nearly agree elsewhere. All other plans use events, unless there are too many.
 
-Not simulated: the sharing of a host's memory and cores, the order in which a network serves messages, adaptive routing,
-and other users of the network. Blocks are taken to be equally long even where they cannot be.
+Not simulated: the sharing of a host's memory and cores, network cards that work beside a rank's core, the order in
+which a network serves messages, adaptive routing, and other users of the network. Blocks are taken to be equally long
+even where they cannot be.
 """
 
 from __future__ import annotations
