@@ -12,6 +12,7 @@ Programs of their own, each `unisono bench NAME`:
 
 - `programs/`: what else users may measure.
 - `studies/`: the programs that made the pages of `docs/measurements/`. They are no part of the wheel.
+- `argument_types.py`: the values that arguments of these programs may have.
 - `gpu.py`, `gpu_stages/`: everything that needs a GPU.
 
 `namespaces.py` makes hosts on one machine, and `wide_area.py` far ones.

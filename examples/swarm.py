@@ -41,6 +41,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.01, help="how long a step computes")
     parser.add_argument("--checkpoint", type=Path, help="a file to save, and from which to begin")
     options = parser.parse_args()
+    if min(options.steps, options.inner_steps) < 1 or options.seconds < 0:
+        parser.error("--steps and --inner-steps must be at least 1, and --seconds at least 0")
+    if options.checkpoint and not options.checkpoint.absolute().parent.is_dir():
+        parser.error(f"the checkpoint {str(options.checkpoint)!r} cannot be saved: its folder does not exist")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"this process enters the swarm at {options.place}", flush=True)
     try:
@@ -48,6 +52,8 @@ def main() -> None:
             train(swarm, options)
     except KeyboardInterrupt:
         print("this process has left the swarm", flush=True)
+    except (un.UsageError, un.RendezvousError) as error:
+        parser.error(str(error))
 
 
 def train(swarm: un.Swarm, options: argparse.Namespace) -> None:

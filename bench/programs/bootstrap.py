@@ -30,6 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 import unisono as un
+from unisono.bench import argument_types
 from unisono.foundation.program import begin
 
 DEADLINE_S = 120.0
@@ -50,9 +51,9 @@ class StartTimes(NamedTuple):
 def main() -> None:
     """Measure how long ranks take to start, as the command line asks, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[16, 64])
+    parser.add_argument("--ranks", type=argument_types.counts, default=[16, 64])
     parser.add_argument("--stores", type=lambda text: text.split(","), default=["tcp"])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=argument_types.count, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     warm(options.stores)

@@ -40,6 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 import unisono as un
+from unisono.bench import argument_types
 from unisono.bench.namespaces import address, home, inside, move_home, network, plug
 from unisono.foundation.processes import python_command
 from unisono.foundation.program import begin
@@ -86,8 +87,8 @@ class ChurnTrial(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether all sums were right and equal on all members, and no call hung."""
-        return not (self.wrong_sums or self.disagreements or self.hangs)
+        """Whether there were calls, all sums were right and equal on all members, and no call hung."""
+        return self.calls > 0 and not (self.wrong_sums or self.disagreements or self.hangs)
 
 
 def contribution(process: int, call: int) -> int:
@@ -98,12 +99,15 @@ def contribution(process: int, call: int) -> int:
 def main() -> None:
     """Try a swarm as the command line asks, and print its events and results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1800.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--members", type=int, default=LEAST + 1, choices=range(LEAST, MOST + 1))
-    parser.add_argument("--transports", default="auto")
-    parser.add_argument("--homes", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    sizes = range(LEAST, MOST + 1)
+    parser.add_argument("--seconds", type=argument_types.duration, default=1800.0, help="the length of the trial")
+    parser.add_argument("--seed", type=int, default=1, help="decides about the events")
+    parser.add_argument("--members", type=int, default=LEAST + 1, choices=sizes, help="how many processes begin")
+    parser.add_argument(
+        "--transports", type=argument_types.transports, default="auto", help="as the option `transports`"
+    )
+    parser.add_argument("--homes", action="store_true", help="put half of the processes behind NAT; needs root")
+    parser.add_argument("--json", action="store_true", help="print JSON for machines")
     options = parser.parse_args()
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from unisono.bench import argument_types
 from unisono.bench.peers import Library, peer, unisono_over
 from unisono.bench.ranks import BenchJob, JobError, RefusedError, calls_taking, elapsed_s
 from unisono.bench.sizes import format_size, parse_sizes
@@ -122,8 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sizes", default="8,64K,1M")
     parser.add_argument("--against", default=PEERS)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each library in a round")
+    parser.add_argument("--rounds", type=argument_types.count, default=7)
+    parser.add_argument("--seconds", type=argument_types.duration, default=0.5, help="of each library in a round")
     parser.add_argument("--json", action="store_true")
     return parser
 

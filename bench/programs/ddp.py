@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import unisono as un
+from unisono.bench import argument_types
 
 BACKENDS = ("unisono", "gloo")
 _WARM_UPS = 8
@@ -29,9 +30,9 @@ _TOKENS = 64
 def main() -> None:
     """Measure the training steps of DDP over Unisono and over Gloo, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", "--ranks", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=3, help="of 3.2 million parameters each")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("-n", "--ranks", type=argument_types.count, default=2)
+    parser.add_argument("--layers", type=argument_types.count, default=3, help="of 3.2 million parameters each")
+    parser.add_argument("--rounds", type=argument_types.count, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     row = measure(options.ranks, options.layers, options.rounds)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import unisono as un
+from unisono.bench import argument_types
 from unisono.data_parallel import HybridGroups, ShardedSampler, average_metrics, broadcast_parameters
 from unisono.foundation.program import begin
 
@@ -44,14 +45,14 @@ class _HybridSettings(NamedTuple):
 def main() -> None:
     """Measure hybrid groups and synchronous training with a straggler, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", "--ranks", type=int, default=4)
-    parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("-n", "--ranks", type=argument_types.count, default=4)
+    parser.add_argument("--groups", type=argument_types.count, default=2)
     parser.add_argument("--staleness", type=int, default=8)
     parser.add_argument("--slow", type=float, default=3.0, help="how many times longer the last rank takes")
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--batch", type=int, default=16, help="images of a rank in a step")
+    parser.add_argument("--batch", type=argument_types.count, default=16, help="images of a rank in a step")
     parser.add_argument("--epochs", type=float, default=12.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=argument_types.count, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     images, step_s = round(options.epochs * _TRAINING_IMAGES), options.step_ms / 1e3

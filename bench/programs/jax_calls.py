@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from unisono.bench import argument_types
 from unisono.bench.adapters.jax_programs import calls_of
 from unisono.bench.driver import BenchDriver, Results, Settings
 from unisono.bench.peers import peer
@@ -43,8 +44,10 @@ def main() -> None:
     # The means of powers of two are exact, so results are equal bit by bit.
     parser.add_argument("-n", "--ranks", type=int, default=2, choices=[1, 2, 4, 8])
     parser.add_argument("--sizes", default=SIZES)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each library at each size, over all rounds")
+    parser.add_argument("--rounds", type=argument_types.count, default=9)
+    parser.add_argument(
+        "--seconds", type=argument_types.duration, default=1.0, help="of each library at each size, over all rounds"
+    )
     parser.add_argument("--libraries", default=",".join(LIBRARIES))
     parser.add_argument("--bind", choices=["none", "core"], default="none", help="core: bind each rank to a core")
     parser.add_argument("--json", action="store_true")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.bench import argument_types
 from unisono.dtypes import DTYPES
 from unisono.transports import _core
 from unisono.transports.host.sealed_memory import sealed_memory
@@ -30,7 +31,7 @@ _SMALL_NBYTES, _LARGE_NBYTES = 8, 1 << 20
 def main() -> None:
     """Measure the memory that a rank needs for its peers, and print the sizes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", type=int, default=1000)
+    parser.add_argument("--peers", type=argument_types.count, default=1000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = measure(options.peers)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import unisono as un
+from unisono.bench import argument_types
 from unisono.bench.sizes import format_size, parse_sizes
 
 _COLUMNS = ("compute_ms", "allreduce_ms", "allreduce_cpu_ms", "overlapped_ms", "ratio", "start_us")
@@ -28,9 +29,9 @@ _PASS_ELEMENTS = 4096
 def main() -> None:
     """Measure how far calls overlap with computing, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", "--ranks", type=int, default=2)
+    parser.add_argument("-n", "--ranks", type=argument_types.count, default=2)
     parser.add_argument("--sizes", default="64K,1M,16M")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=argument_types.count, default=30)
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

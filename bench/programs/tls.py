@@ -22,6 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 import unisono as un
+from unisono.bench import argument_types
 from unisono.foundation.program import begin
 from unisono.options import parse_nbytes
 
@@ -56,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     sizes = "8,1K,1M,64M"
     parser.add_argument("--sizes", type=lambda text: [parse_nbytes(part) for part in text.split(",")], default=sizes)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=argument_types.count, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = measure(options.sizes, options.rounds)

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import unisono as un
+from unisono.bench import argument_types
 
 BACKENDS = ("gloo", "unisono")
 # A round takes about this long over each backend.
@@ -31,8 +32,8 @@ _WARM_UPS = 5
 def main() -> None:
     """Measure the calls, and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", "--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("-n", "--ranks", type=argument_types.count, default=2)
+    parser.add_argument("--rounds", type=argument_types.count, default=15)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     version, rows = measure(options.ranks, options.rounds)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import unisono as un
+from unisono.bench import argument_types
 from unisono.bench.sizes import format_size, parse_sizes
 
 Bytes = NDArray[np.uint8]
@@ -44,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transports", default="shm,tcp,ucx")
     parser.add_argument("--sizes", default=_SIZES)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=argument_types.count, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     arguments = (options.transports.split(","), parse_sizes(options.sizes), options.rounds)

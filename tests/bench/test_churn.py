@@ -26,6 +26,24 @@ def test_a_swarm_under_churn_keeps_its_promises(tmp_path: Path) -> None:
     assert set(outcome.errors) <= {"LeftBehindError", "QuorumLostError"}, outcome.errors
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--seconds -1", "--seconds: it must be a positive number of seconds, not '-1'"),
+        ("--seconds nan", "--seconds: it must be a positive number of seconds, not 'nan'"),
+        ("--members 99", "--members: invalid choice: 99"),
+        ("--transports pigeon", "--transports: 'pigeon' cannot be used: it must be auto, or some of shm"),
+    ],
+)
+def test_trial_refuses_arguments_that_cannot_be_used(
+    arguments: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["churn", *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        churn.main()
+    assert text in capsys.readouterr().err
+
+
 def test_interrupt_ends_the_trial_without_tracebacks_of_its_processes() -> None:
     command = (sys.executable, "-m", "unisono", "bench", "churn", "--seconds", str(DEADLINE_S))
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as trial:
@@ -65,6 +83,7 @@ def test_the_trial_detects_a_wrong_sum_and_a_disagreement(tmp_path: Path) -> Non
     outcome = trial.outcome()
     assert outcome.calls == 2
     assert not outcome.is_right
+    assert not outcome._replace(calls=0, wrong_sums=[], disagreements=[], hangs=[]).is_right
     assert [wrong_sum.partition(":")[0] for wrong_sum in outcome.wrong_sums] == ["call 2 on process 0"]
     assert [disagreement.partition(":")[0] for disagreement in outcome.disagreements] == ["call 2"]
 

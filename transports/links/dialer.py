@@ -26,7 +26,7 @@ from unisono.foundation.forks import closed_in_child
 from unisono.foundation.records import record
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop, Timer
-from unisono.transports.links.handshake import DialerHandshake, HandshakeError, Hello, Purpose
+from unisono.transports.links.handshake import NO_RANK, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import prepare
 from unisono.transports.links.listener import Addresses
 from unisono.transports.tcp.tls import TlsHandshake, TlsPolicy
@@ -274,7 +274,7 @@ def dial(
             raise
         return connection.sock, hello
     except TimeoutError:
-        message = f"{shown(target)} did not answer within {answer_s:g} s"
+        message = f"{shown(target)} did not answer within {answer_s:.3g} s"
         raise CollectiveTimeoutError(message, rank=caller.rank, peer=target.peer) from None
 
 
@@ -496,4 +496,4 @@ def shown(target: Target) -> str:
     """Return the rank and the address of a target, for errors."""
     addresses = target.addresses
     address = f"unix:{addresses.unix}" if target.use_unix else f"{addresses.tcp_host} port {addresses.tcp_port}"
-    return f"rank {target.peer} at {address}"
+    return f"{'the process' if target.peer == NO_RANK else f'rank {target.peer}'} at {address}"

@@ -28,7 +28,9 @@ class SuggestingGroup(click.Group):
         if name[:1].isalnum() and self.get_command(ctx, name) is None:
             if name in _HABITS:
                 ctx.fail(f"there is no command {name!r}: use {_HABITS[name]}")
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(self.list_commands(ctx))}"
+            names = self.list_commands(ctx)
+            near = difflib.get_close_matches(name, names, n=1)
+            there = f"; there {'are' if len(names) > 1 else 'is only'} {', '.join(names)}"
+            hint = f"; did you mean {near[0]!r}?" if near else there
             ctx.fail(f"there is no command {name!r}{hint}")
         return super().resolve_command(ctx, args)

@@ -64,8 +64,8 @@ def seconds(value: object, *, or_zero: bool = False) -> float:
     raise ValueError("a number of seconds, 0 or more" if or_zero else "a positive number of seconds")
 
 
-def checked_timeout_s(value: object, *, or_zero: bool = False) -> float:
-    """Return the argument `timeout_s` of a call as a float.
+def checked_timeout_s(value: object, *, or_zero: bool = False, name: str = "timeout_s") -> float:
+    """Return the argument `timeout_s` of a call, or another time limit of this `name`, as a float.
 
     Raises:
         UsageError: `value` is not a time limit, by the rules of `seconds`.
@@ -73,4 +73,4 @@ def checked_timeout_s(value: object, *, or_zero: bool = False) -> float:
     try:
         return seconds(value, or_zero=or_zero)
     except ValueError as error:
-        raise UsageError(f"timeout_s must be {error}, not {value!r}") from None
+        raise UsageError(f"{name} must be {error}, not {value!r}") from None

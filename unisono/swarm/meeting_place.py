@@ -18,6 +18,7 @@ A place that has just been started first waits for members of a running swarm.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
 _log = log.get("rendezvous")
 
 _SERVER = "meeting place"
+# What to do about an error of the address.
+_ADVICE = {
+    errno.EADDRINUSE: "; pass another port, or end the process that listens there",
+    errno.EADDRNOTAVAIL: "; pass an address of this machine, or tcp://0.0.0.0:PORT for all of them",
+}
 # A process that does not register for this many of its heartbeats is forgotten.
 _FORGOTTEN = 3.0
 # A place that was started anew waits for members for this many heartbeats.
@@ -92,6 +98,11 @@ class MeetingPlace:
         url: ``tcp://host:port``. Port 0 means any free port, which the attribute `url` shows.
         key: the key of the job, 32 bytes; by default that in the file of ``UNISONO_KEY_FILE``.
 
+    Attributes:
+        url: the address, with the port.
+        is_everywhere: whether it listens on all addresses of this machine. It does if the host is a name, because a
+            name may belong to a service that forwards to this machine.
+
     Raises:
         UsageError: the URL or the key cannot be used.
         RendezvousError: the port is in use, or the address is none of this machine.
@@ -102,6 +113,7 @@ class MeetingPlace:
         job = job_of_key(key)
         host, port = _address_of(url)
         listening = _listen(serving_host(url, has_key=True), port, url)
+        self.is_everywhere = listening.getsockname()[0] in ("0.0.0.0", "::")
         self.url = f"tcp://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         self._began = time.monotonic()
         self._lock = threading.Lock()
@@ -304,5 +316,6 @@ def _listen(host: str, port: int, url: str) -> socket.socket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise RendezvousError(f"no meeting place can be served at {url}: {error.strerror or error}") from None
+        advice = _ADVICE.get(error.errno or 0, "")
+        raise RendezvousError(f"no meeting place can be served at {url}: {error.strerror or error}{advice}") from None
     return sock

@@ -68,8 +68,10 @@ def settings_of(
         job_of_key(key),
         options,
         _checked_size(min_size),
-        2 * options.heartbeat_timeout_s if quorum_timeout_s is None else checked_timeout_s(quorum_timeout_s),
-        None if patience_s is None else checked_timeout_s(patience_s),
+        2 * options.heartbeat_timeout_s
+        if quorum_timeout_s is None
+        else checked_timeout_s(quorum_timeout_s, name="quorum_timeout_s"),
+        None if patience_s is None else checked_timeout_s(patience_s, name="patience_s"),
     )
 
 

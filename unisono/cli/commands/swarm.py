@@ -11,6 +11,9 @@ from unisono.cli.groups import SuggestingGroup
 from unisono.cli.messages import tell
 from unisono.swarm.meeting_place import MeetingPlace
 
+# After the URL of a place that listens on all addresses; its host is a name, or 0.0.0.0.
+_EVERYWHERE = ", on all addresses of this machine; pass one of them to `un.Swarm`"
+
 
 @click.group(cls=SuggestingGroup, short_help="Serve the place where the members of a swarm meet.")
 def command() -> None:
@@ -29,5 +32,5 @@ def serve(url: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     with MeetingPlace(url) as place:
-        tell(f"a meeting place is served at {place.url}")
+        tell(f"a meeting place is served at {place.url}{_EVERYWHERE if place.is_everywhere else ''}")
         ended.wait()
