@@ -121,6 +121,28 @@ def packed_elements() -> None:
         assert np.frombuffer(packed, "i4")[: len(picked)].tolist() == picked
 
 
+def external_elements() -> None:
+    """Each number of a structure has its bytes in big-endian order."""
+    if "MPICH" in MPI.Get_library_version():
+        return  # MPICH 5.0.2 ends the process
+    pair = MPI.Datatype.Create_struct([1, 2], [0, 8], [MPI.SHORT, MPI.DOUBLE]).Commit()
+    whole = pair.Create_resized(0, 24).Create_contiguous(2).Commit()
+    x, out = np.zeros(2, np.dtype("i2,(2,)f8", align=True)), np.zeros(2, np.dtype("i2,(2,)f8", align=True))
+    x["f0"], x["f1"] = [1, 2], [[3, 4], [5, 6]]
+    packed = bytearray(whole.Pack_external_size("external32", 1))
+    assert whole.Pack_external("external32", x, packed, 0) == len(packed) == 36
+    assert packed == x.astype(">i2,(2,)>f8").tobytes()
+    assert whole.Unpack_external("external32", packed, 0, out) == 36
+    assert (out == x).all()
+
+
+def memory_of_windows() -> None:
+    window = MPI.Win.Allocate(4, comm=comm)
+    np.asarray(window)[:] = [1, 2, 3, rank]
+    assert bytes(window.tomemory()) == bytes([1, 2, 3, rank])
+    window.Free()
+
+
 def values() -> None:
     group = comm.group
     assert group.Excl([0, 1, 2]) == group.Incl([]) == MPI.Group.Difference(group, group) == MPI.GROUP_EMPTY
@@ -134,6 +156,8 @@ for check in (
     functions_between_groups,
     characters,
     packed_elements,
+    external_elements,
+    memory_of_windows,
     values,
 ):
     check()

@@ -312,6 +312,14 @@ class Win(Handle, Named, Attributed, Handled, Hinted, Shared):
             memory = nothing
         return buffer._of(memory, memory), state.units[rank]
 
+    def __buffer__(self, flags: int, /) -> memoryview:  # Python calls it from 3.12 on
+        return memoryview(self.tomemory())
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:  # numpy reads it in every version of Python
+        interface: dict[str, Any] = self._live.memory.__array_interface__
+        return interface
+
     def tomemory(self) -> Any:
         """Return the memory of this rank's part."""
         memory = self._live.memory

@@ -425,7 +425,9 @@ class Datatype(Handle, Named, Attributed):
 
     def _swapped(self, packed: Any) -> Any:
         dtype = self._live.dtype
-        if dtype is None or dtype.itemsize == 1 or dtype.kind in "SV" or dtype.char in "gG":
+        if dtype is None or dtype.names:
+            return _swapped_items(self._live, packed)
+        if dtype.itemsize == 1 or dtype.kind in "SV" or dtype.char in "gG":
             return packed
         unit = np.dtype(f"u{dtype.itemsize // 2 if dtype.kind == 'c' else dtype.itemsize}")
         return packed.view(unit).byteswap().view(np.uint8)
@@ -486,6 +488,23 @@ def _rebuilt(of_class: Any, base: Any, combiner: str, params: dict[str, Any]) ->
 def _check_external(datarep: str) -> None:
     if datarep != "external32":
         raise fail("ERR_ARG", f"there is no data representation {datarep!r} but external32")
+
+
+def _swapped_items(layout: TypeState, packed: Any) -> Any:
+    """Return packed elements of several kinds of numbers, with the bytes of each number in the other order."""
+    if any(dtype.kind == "c" or dtype.char == "g" for dtype in _dtypes_in(layout)):
+        raise fail("ERR_TYPE", "external32 has no structures with complex numbers or long doubles here")
+    ends = np.cumsum(layout.itemsizes)
+    index = np.repeat(2 * ends - layout.itemsizes - 1, layout.itemsizes) - np.arange(layout.size)
+    return packed.reshape(-1, layout.size)[:, index].ravel()
+
+
+def _dtypes_in(layout: TypeState) -> set[Any]:
+    """Return the dtypes of all numbers of a layout."""
+    if layout.dtype is None:
+        return set().union(*(_dtypes_in(datatype._state) for datatype in layout.envelope[3]))
+    names = layout.dtype.names
+    return {layout.dtype[name] for name in names} if names else {layout.dtype}
 
 
 def _runs_of(blocks: Any) -> Any:
