@@ -42,6 +42,7 @@ from rich.table import Table
 import unisono as un
 from unisono.bench import argument_types
 from unisono.bench.namespaces import address, home, inside, move_home, network, plug
+from unisono.foundation import streams
 from unisono.foundation.processes import python_command
 from unisono.foundation.program import begin
 
@@ -113,11 +114,20 @@ def main() -> None:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         hosts = opened.enter_context(hosts_with_homes()) if options.homes else ()
         outcome = try_swarm(folder, options.seconds, options.seed, options.transports, hosts, options.members)
+        if not outcome.calls:
+            streams.write(sys.stderr, f"the swarm made no call; {_last_words(folder)}\n")
     if options.json:
         sys.stdout.write(json.dumps(outcome._asdict()) + "\n")
     else:
         _show(outcome)
     sys.exit(0 if outcome.is_right else 1)
+
+
+def _last_words(folder: Path) -> str:
+    """Return the last line that process 0 has written, which is the error that ended it."""
+    lines = (folder / "output-0.txt").read_text().split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"process 0 wrote: {last}" if last else "process 0 wrote nothing"
 
 
 def _show(outcome: ChurnTrial) -> None:

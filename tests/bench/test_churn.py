@@ -44,6 +44,15 @@ def test_trial_refuses_arguments_that_cannot_be_used(
     assert text in capsys.readouterr().err
 
 
+def test_trial_without_a_call_fails_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["churn", "--seconds", "1", "--transports", "mpi"])
+    with pytest.raises(SystemExit, match="1"):
+        churn.main()
+    assert "the swarm made no call; process 0 wrote: unisono.errors.UsageError: tls=" in capsys.readouterr().err
+
+
 def test_interrupt_ends_the_trial_without_tracebacks_of_its_processes() -> None:
     command = (sys.executable, "-m", "unisono", "bench", "churn", "--seconds", str(DEADLINE_S))
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as trial:
