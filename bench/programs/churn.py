@@ -366,13 +366,7 @@ class _Trial:
             command = (*inside(self._hosts[host]), *command)
         with open(self._folder / f"output-{number}.txt", "w") as output:
             process = subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.PIPE,
-                stderr=output,
-                stdout=output,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for this program, which ends the process
+                command, env=environ, stdin=subprocess.PIPE, stderr=output, stdout=output, text=True
             )
         self._all.append(_Process(number, process, log, host))
 
@@ -536,6 +530,7 @@ def _obey(leaves: threading.Event) -> None:
             cut_connections()
         else:
             leaves.set()
+    os._exit(1)  # the trial was killed
 
 
 def _socket_of(descriptor: int) -> socket.socket:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from support.deadlines import DEADLINE_S
+from support.deadlines import DEADLINE_S, eventually
 from support.hosts import needs_namespaces
 
 from unisono.bench.programs import churn
-from unisono.bench.programs.churn import _Process as Process, _Trial as Trial, contribution, hosts_with_homes, try_swarm
+from unisono.bench.programs.churn import (
+    LEAST,
+    _Process as Process,
+    _Trial as Trial,
+    contribution,
+    hosts_with_homes,
+    try_swarm,
+)
 
 
 def test_a_swarm_under_churn_keeps_its_promises(tmp_path: Path) -> None:
@@ -57,12 +64,26 @@ def test_interrupt_ends_the_trial_without_tracebacks_of_its_processes() -> None:
     command = (sys.executable, "-m", "unisono", "bench", "churn", "--seconds", str(DEADLINE_S))
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as trial:
         children = Path(f"/proc/{trial.pid}/task/{trial.pid}/children")
-        until = time.monotonic() + DEADLINE_S
-        while not children.read_text() and time.monotonic() < until:
-            time.sleep(0.01)
+        assert eventually(lambda: children.read_text() != "")
         os.killpg(trial.pid, signal.SIGINT)  # as a terminal does
         errors = trial.communicate(timeout=DEADLINE_S)[1]
     assert (trial.returncode, errors.strip()) == (130, "unisono: interrupted")
+
+
+def is_running(process: str) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes() != b""  # which a process that has ended lacks
+    return False
+
+
+def test_processes_of_a_trial_that_is_killed_end_too() -> None:
+    command = (sys.executable, "-m", "unisono", "bench", "churn", "--seconds", str(DEADLINE_S))
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as trial:
+        children = Path(f"/proc/{trial.pid}/task/{trial.pid}/children")
+        assert eventually(lambda: len(children.read_text().split()) > LEAST)
+        processes = children.read_text().split()
+        trial.kill()
+    assert eventually(lambda: not any(map(is_running, processes)))
 
 
 @pytest.mark.night
