@@ -146,6 +146,10 @@ def memory_of_windows() -> None:
 def values() -> None:
     group = comm.group
     assert group.Excl([0, 1, 2]) == group.Incl([]) == MPI.Group.Difference(group, group) == MPI.GROUP_EMPTY
+    codes = [(MPI.DOUBLE, "d"), (MPI.CHAR, "c"), (MPI.AINT, "p"), (MPI.INT32_T, "i4"), (MPI.C_BOOL, "b1")]
+    for datatype, code in codes:
+        assert datatype.tocode() == datatype.Dup().tocode() == code
+    assert MPI.Datatype.fromcode("i8") == MPI.INT64_T
     graph = comm.Create_graph(np.arange(1, size + 1), np.array([1, 2, 0]))
     assert {type(each) for part in graph.Get_topo() for each in part} == {int}
 

@@ -8,6 +8,7 @@ Elements of any other datatype are packed by an index array, and unpacked by it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -436,11 +437,10 @@ class Datatype(Handle, Named, Attributed):
 
     def tocode(self) -> str:
         """Return the code of a predefined datatype for `fromcode`."""
-        state = self._live if self._state is not None else None
-        code = "" if state is None else _code_of(state)
+        code = "" if self._state is None else _code_of(self._state)
         if not code or code.startswith("V"):
             raise ValueError(f"datatype {self.Get_name()} has no code")
-        return code
+        return code if _OF_FIXED_SIZE.fullmatch(_origin(self._state).constant) else self.typechar
 
     @classmethod
     def fromcode(cls, code: str) -> Any:
@@ -458,7 +458,10 @@ class Datatype(Handle, Named, Attributed):
     def typechar(self) -> str:
         """The character of numpy."""
         code = self.typestr
-        return "V" if code.startswith("V") else np.dtype(code).char if code else ""
+        if not code or code.startswith("V"):
+            return code[:1]
+        name = _origin(self._state).constant
+        return _CHARACTERS.get(name) or np.dtype(_TABLE.get(name, code)).char
 
     size = property(Get_size, doc="The number of bytes of data in an element.")
     extent = property(lambda self: self._live.extent, doc="The distance from an element to the next one.")
@@ -567,10 +570,14 @@ def _named(name: str, dtype: Any, itemsizes: list[int] | None = None) -> Datatyp
     return handle
 
 
+def _origin(state: TypeState) -> TypeState:
+    """Return the datatype of which another one is a copy, or itself."""
+    return _origin(state.base) if state.envelope[0] == "DUP" and state.base is not None else state
+
+
 def _code_of(state: TypeState) -> str:
     """Return the code of a predefined datatype, or of a copy of one; "" for others."""
-    if state.envelope[0] == "DUP" and state.base is not None:
-        return _code_of(state.base)
+    state = _origin(state)
     if state.envelope[0] not in {"NAMED", "F90_INTEGER", "F90_REAL", "F90_COMPLEX"} or state.dtype is None:
         return ""
     if state.dtype.kind == "V":
@@ -578,6 +585,9 @@ def _code_of(state: TypeState) -> str:
     return state.dtype.str.lstrip("<>|=")
 
 
+# The predefined datatypes whose code is a kind and a size, and those whose code is another character than in numpy.
+_OF_FIXED_SIZE = re.compile(r"U?INT\d+_T|C_BOOL|(LOGICAL|INTEGER|REAL|COMPLEX)\d+|f90")
+_CHARACTERS = {"AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "CHARACTER": "c", "BYTE": "B", "PACKED": "B"}
 DATATYPE_NULL: Datatype = constant("DATATYPE_NULL", Datatype, None)
 # The numpy dtype of each predefined datatype, the name of another one that it equals in all, or "" if it is null.
 _TABLE = {
@@ -635,8 +645,10 @@ for _name in ("SIGNED_CHAR", "SHORT", "INT", "LONG", "LONG_LONG", "UNSIGNED_CHAR
               "C_FLOAT_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX"):  # fmt: skip
     CODES[_TABLE[_name]] = NAMED[_name]
 CODES |= {"c": NAMED["CHAR"], "S": NAMED["CHAR"], "S1": NAMED["CHAR"], "U": NAMED["WCHAR"], "U1": NAMED["WCHAR"]}
-CODES |= {"B": NAMED["UNSIGNED_CHAR"], "u1": NAMED["UNSIGNED_CHAR"], "i1": NAMED["SIGNED_CHAR"], "b1": NAMED["C_BOOL"]}
-CODES["P"] = CODES[np.dtype("P").str[1:]]
+CODES |= {"B": NAMED["UNSIGNED_CHAR"], "b1": NAMED["C_BOOL"]}
+for _bits in (8, 16, 32, 64):
+    CODES |= {f"i{_bits // 8}": NAMED[f"INT{_bits}_T"], f"u{_bits // 8}": NAMED[f"UINT{_bits}_T"]}
+CODES["P"] = NAMED["UNSIGNED_LONG"]
 CODES |= {"p": NAMED["AINT"], "n": NAMED["AINT"], "Zf": NAMED["C_FLOAT_COMPLEX"], "Zd": NAMED["C_DOUBLE_COMPLEX"]}
 CODES |= {"Zg": NAMED["C_LONG_DOUBLE_COMPLEX"], "w": NAMED["WCHAR"]}
 
