@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import unisono as un
@@ -182,6 +183,19 @@ def try_swarm(
     return trial.outcome()
 
 
+@contextlib.contextmanager
+def _progress_bar(seconds: float) -> Iterator[Callable[[float, int, int], None]]:
+    """Show a bar on a terminal; yield a function of the passed seconds and the numbers of calls and events."""
+    errors, columns = Console(stderr=True), (BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("", total=seconds)
+
+        def show(passed_s: float, calls: int, events: int) -> None:
+            bar.update(task, completed=passed_s, description=f"{calls:,} calls, {events} events")
+
+        yield show
+
+
 class _Process:
     """A process of the trial: its number, its log, and whether it must make calls now."""
 
@@ -241,12 +255,14 @@ class _Trial:
         for _ in range(members):
             self._start()
         self._await(lambda: all(each.has_entered for each in self._living()), _GATHER_S)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._hangs:
-            self._happen()
-            self._await(lambda: False, self._chance.uniform(0.2, 2.5))
-            if self._lost_at is not None:
-                self._await(lambda: self._lost_at is None, BOUND_S)
+        began = time.monotonic()
+        with _progress_bar(seconds) as show:
+            while (passed_s := time.monotonic() - began) < seconds and not self._hangs:
+                show(passed_s, max(each.call for each in self._all), sum(self._events.values()))
+                self._happen()
+                self._await(lambda: False, self._chance.uniform(0.2, 2.5))
+                if self._lost_at is not None:
+                    self._await(lambda: self._lost_at is None, BOUND_S)
 
     def _living(self) -> list[_Process]:
         return [each for each in self._all if each.process.poll() is None and not each.is_stopped]
