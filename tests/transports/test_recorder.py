@@ -329,6 +329,21 @@ def test_a_rank_in_an_endless_loop_dumps_on_sigusr1(tmp_path: Path) -> None:
         assert values["stack"]["MainThread"][-1] == "<string>:8 in <module>"
 
 
+# The thread that answers the signal does nothing before the signal comes.
+SOON = """
+import os, signal, unisono as un
+from unisono.transports.links.event_loop import EventLoop
+EventLoop.submit = lambda *_: None
+world = un.init()
+os.kill(os.getpid(), signal.SIGUSR1)
+os._exit(7)
+"""
+
+
+def test_sigusr1_ends_no_rank_that_gets_it_right_after_init() -> None:
+    assert subprocess.run([sys.executable, "-c", SOON], timeout=DEADLINE_S, check=False).returncode == 7
+
+
 def test_sigusr1_stays_with_a_program_that_handles_it(tmp_path: Path) -> None:
     with looping(tmp_path, "own") as rank:
         assert rank.stdout is not None

@@ -173,7 +173,7 @@ class Session:
             directories = Directories(options.dump, options.trace, options.source_of("dump"))
             name = f"{job.hex()[:8]}-{epoch}"
             self.recorder = Recorder(self.control, self._listener.loop, directories, name, _error_name)
-            self._listener.loop.submit(self.recorder.start)
+            self.recorder.start()
             if recorded_calls:
                 offer_stacks()
             opened.pop_all()

@@ -45,6 +45,9 @@ _PACKAGE = os.path.normpath(os.path.join(__file__, "..", "..", ".."))
 class Loop(Protocol):
     """The part of an event loop that a recorder uses."""
 
+    def submit(self, callback: Callable[[], None]) -> None:
+        """Call `callback` soon, in the thread of the loop."""
+
     def watch(self, sock: FileIO, callback: Callable[[], None]) -> None:
         """Call `callback` in the thread of the loop whenever `sock` can be read."""
 
@@ -92,15 +95,18 @@ class Recorder:
         self._signals = _event()
 
     def start(self) -> None:
-        """Begin to wait for failures, notices and SIGUSR1. Called in the thread of the loop, or before the loop starts.
+        """Begin to wait for failures, notices and SIGUSR1, which does not end the process from now on.
 
         SIGUSR1 is taken only if the process has no handler for it. A handler that the program sets later replaces this
         one.
         """
+        _core.notify_of_signal(self._signals.fileno())
+        self._loop.submit(self._watch)
+
+    def _watch(self) -> None:
         self._loop.watch(self._events, self._on_event)
         self._control.add_doorbell(self._events.fileno())
         self._loop.watch(self._signals, self._on_signal)
-        _core.notify_of_signal(self._signals.fileno())
 
     def close(self) -> None:
         """Write the dump of a failure that has not been written yet, and stop. Called in the thread of the loop.
