@@ -402,13 +402,16 @@ class _Trial:
         if self._hosts:
             command = (*inside(self._hosts[number]), *command)
         environ = {**os.environ, "UNISONO_KEY_FILE": str(self._folder / "key")}
-        self._place = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this program, which ends the process
-        )
+        # Ctrl-C may end this program before it knows of the new process, which then finds no key, and says so.
+        with open(self._folder / f"output-place-{self._place_number}.txt", "w") as output:
+            self._place = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for this program, which ends the process
+            )
 
     def end(self) -> None:
         """End all processes."""
