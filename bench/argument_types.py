@@ -1,4 +1,7 @@
-"""Types for `argparse`: each checks the text of an argument of a program, and its error says what it must be."""
+"""Types of command-line arguments for `argparse`.
+
+Each function converts the text that a user has passed. If it cannot be used, the error says which values can.
+"""
 
 from __future__ import annotations
 

@@ -263,17 +263,6 @@ class Caller:
             raise RefusedError(str(reply["error"]))
         return reply, following
 
-    def ask_all(self, requests: Mapping[str, tuple[Target, Mapping[str, Any]]], timeout_s: float) -> dict[str, Reply]:
-        """Make several requests side by side; return the reply or the error of each, by its name.
-
-        The arguments are those of `ask`.
-        """
-
-        def task(target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
-            return self.ask(target, request, timeout_s)[0]
-
-        return self.run_all({name: partial(task, *request) for name, request in requests.items()})
-
     def run_all(
         self,
         tasks: Mapping[str, Callable[[], dict[str, Any]]],
@@ -282,10 +271,11 @@ class Caller:
         *,
         is_search: bool = False,
     ) -> dict[str, Reply]:
-        """Run tasks side by side, each of which makes a request; return the reply or the error of each, by its name.
+        """Run tasks in threads, side by side, and return the reply or the error of each task by the name of the task.
 
         Args:
-            tasks: return a reply, or raise an error of `ask`. Up to twice as many as a swarm has members run at once.
+            tasks: functions by name. Each makes a request, and returns the reply or raises an error of `ask`. Up to
+                twice as many as a swarm has members run at once.
             on_error: called as soon as a task has failed, in its thread.
             is_over: called again and again. Once it returns True, nobody waits for the other replies: a TimeoutError
                 takes the place of each.

@@ -144,9 +144,10 @@ class Needs:
         ]
 
     def _joiners(self, view: View) -> tuple[Member, ...]:
-        """Return the processes that enter next: all together, but those that could not be met later, and one by one.
+        """Return the processes that enter next.
 
-        So a process that some member cannot reach keeps the others out only once.
+        Processes that wait for the first time enter together. A process that the members could not meet enters after
+        them and alone, so a process that some member cannot reach keeps the others out only once.
         """
         new = [each for each in self._waiting if each.id not in view.ids and each.id not in self._state.expelled]
         if trusted := tuple(each for each in new if each.id not in self._refused):

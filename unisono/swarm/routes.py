@@ -193,7 +193,11 @@ class Routes:
     def _ping_all(self, members: Sequence[Member]) -> None:
         request = {"do": "ping", "view": 0, "from": self._me._asdict()}
         by_id = {member.id: member for member in members if member.id != self._me.id}
-        replies = self._caller.ask_all({id_: (member, request) for id_, member in by_id.items()}, self._heartbeat_s)
+
+        def ask(member: Member) -> dict[str, Any]:
+            return self._caller.ask(member, request, self._heartbeat_s)[0]
+
+        replies = self._caller.run_all({id_: partial(ask, member) for id_, member in by_id.items()})
         for id_, reply in replies.items():
             if not isinstance(reply, Exception):
                 self.note(by_id[id_], reply)

@@ -1,4 +1,4 @@
-"""Calls in which a value of this front end was another one than that of MPI, on 3 ranks.
+"""Calls on 3 ranks that must return the same values as MPI. For each, this front end has returned other values before.
 
 Open MPI 5.0.11 and MPICH 5.0.2 return these values.
 """

@@ -110,8 +110,8 @@ class Block:
     def elements(self) -> Any:
         """Return the elements as an array for reductions; a copy if packed.
 
-        The dtype is that of the numbers of the layout: characters are integers, and bytes stand for numbers of
-        several kinds.
+        The dtype is that of the numbers in the layout. Characters become integers. If the layout has numbers of several
+        dtypes, the array has bytes.
         """
         dtype = self.layout.dtype
         if dtype is None:

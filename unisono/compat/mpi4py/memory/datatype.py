@@ -571,7 +571,7 @@ def _named(name: str, dtype: Any, itemsizes: list[int] | None = None) -> Datatyp
 
 
 def _origin(state: TypeState) -> TypeState:
-    """Return the datatype of which another one is a copy, or itself."""
+    """Return the datatype from which a copy was made by `Dup`; return a datatype that is no copy unchanged."""
     return _origin(state.base) if state.envelope[0] == "DUP" and state.base is not None else state
 
 
